@@ -64,6 +64,7 @@ ALL = (
     "tests/privacy/test_cell_attack.py",
     "tests/process/test_cells.py",
     "tests/reports/test_export.py",
+    "tests/runs/test_export.py::test_a_registry",
     "tests/simulation/test_telemetry_study.py",
 )
 # Long files go to the workers first, so that short ones fill the gap at the end.

@@ -17,16 +17,20 @@ from veilstream.federation.keys.new_keys import make_keys
 NAMES = ("north", "south")
 
 
+def small_plan(rounds: int) -> str:
+    federation = {"quorum": 0.5, "deadline_s": 2.0, "patience_s": 1.0}
+    return plan_of(rounds=rounds, learners=len(NAMES), federation=federation).to_toml()
+
+
 class Federation:
     """A round takes a third of a second, so that one can see them tick."""
 
-    def __init__(self, root: Path, rounds: int) -> None:
-        self.root, self.port, self.listen = root, free_port(), free_port()
+    def __init__(self, root: Path, plan: str, names: tuple[str, ...] = NAMES) -> None:
+        self.root, self.names = root, names
+        self.port, self.listen = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}/live"
-        federation = {"quorum": 0.5, "deadline_s": 2.0, "patience_s": 1.0}
-        plan = plan_of(rounds=rounds, learners=len(NAMES), federation=federation)
-        (root / "plan.toml").write_text(plan.to_toml())
-        make_keys(root / "keys", ["127.0.0.1"], list(NAMES))
+        (root / "plan.toml").write_text(plan)
+        make_keys(root / "keys", ["127.0.0.1"], list(names))
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def _start(self, name: str, *words: str) -> None:
@@ -61,19 +65,18 @@ class Federation:
                 assert time.monotonic() < until, (self.root / "server.log").read_text()
                 time.sleep(0.1)
 
-    def start_learner(self, name: str) -> None:
+    def start_learner(self, name: str, data: str | None = None, *options: str) -> None:
         self._start(
             name,
             "learner",
             "--keys",
             f"keys/learners/{name}",
             "--data",
-            f"plan:{NAMES.index(name)}",
+            data or f"plan:{self.names.index(name)}",
             "--server",
             f"127.0.0.1:{self.listen}",
             "--new-store",
-            "--reply-after",
-            "0.3",
+            *(options or ("--reply-after", "0.3")),
         )
 
     def kill(self, name: str) -> None:

@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.browser.conftest import PLAN
-from tests.browser.federation_processes import Federation
+from tests.browser.federation_processes import Federation, small_plan
 from tests.federation.test_learner_api import TOKEN, served
 from veilstream.federation.learner.access import page_link
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory, library):
-    here = Federation(tmp_path_factory.mktemp("federation"), rounds=4000)
+    here = Federation(tmp_path_factory.mktemp("federation"), small_plan(rounds=4000))
     try:
         here.start_server()
         for name in ("north", "south"):
@@ -42,7 +42,9 @@ def text(page, css: str) -> str:
 
 
 def round_of(page) -> int:
-    return int(text(page, "#headline").replace(",", ""))
+    found = re.search(r"rounds done\n([\d,]+) of", text(page, "dl.beside"))
+    assert found is not None
+    return int(found[1].replace(",", ""))
 
 
 def state_of(page) -> str:
@@ -73,10 +75,12 @@ def test_rounds_tick_in_without_a_reload_or_a_foreign_request(page, federation):
     assert state_of(page) == "open"
     assert [h for h in page.texts("h2") if h in ("Learners", "Rounds", "The promise")]
     assert cells(page, "north")[1] in ("asked", "answered")
-    beside = text(page, ".hero dl")
-    for words in ("learners present\n2 of 2", "privacy spent", "privacy left", "received", "sent"):
+    assert "is not measured" in text(page, ".sentence")
+    assert page.all(".absent") == []
+    beside = text(page, "dl.beside")
+    for words in ("learners present\n2 of 2", "received", "sent"):
         assert words in beside
-    found = re.search(r"spent\n([\d,]+) of 4,000 rounds\nprivacy left\n([\d,]+) rounds", beside)
+    found = re.search(r"rounds done\n([\d,]+) of 4,000\nrounds left\n([\d,]+)", beside)
     assert found is not None
     assert sum(int(v.replace(",", "")) for v in found.groups()) == 4000
     drawn = page.run("return [...document.querySelectorAll('#rounds canvas')].length")
@@ -126,10 +130,14 @@ def test_a_learner_that_is_gone_is_shown_and_comes_back(page, federation):
     page.open_url(federation.url)
     until(lambda: round_of(page) >= 2)
     federation.kill("south")
-    until(lambda: cells(page, "south")[1] in ("away", "late"))
-    until(lambda: "1 of 2" in text(page, ".hero dl"))
+    until(lambda: cells(page, "south")[1] == "away")
+    until(lambda: "1 of 2" in text(page, "dl.beside"))
+    assert re.fullmatch(
+        r"south has been away since [^()]+ \(just now\): its connection ended", text(page, ".absent li")
+    )
     federation.start_learner("south")
     until(lambda: cells(page, "south")[1] in ("asked", "answered"))
+    until(lambda: page.all(".absent") == [])
     assert page.errors() == []
 
 
@@ -150,7 +158,7 @@ def test_a_server_that_was_killed_is_found_again(page, federation):
     x = page.run("return veilstream.state.charts.rounds[0].x")
     assert x == sorted(set(x))
     assert x[0] == 1  # rounds before the kill are there too
-    until(lambda: "2 of 2" in text(page, ".hero dl"))
+    until(lambda: "2 of 2" in text(page, "dl.beside"))
     assert complaints(page) == []
 
 
@@ -175,12 +183,12 @@ def test_a_simulation_is_drawn_while_it_runs_and_ends_as_its_report(page, librar
         seen = set()
 
         def over() -> bool:
-            seen.add(text(page, "#headline"))
+            seen.add(text(page, ".hero"))
             return state_of(page) == "over"
 
         until(over, 90)
         assert len(seen) > 2  # it was seen on its way
-        assert any(text.endswith(" %") for text in seen)
+        assert any("Held-out accuracy" in text and "so far; always “" in text for text in seen)
         process.stderr.read()
         assert process.wait(60) == 0
     finally:
@@ -189,7 +197,7 @@ def test_a_simulation_is_drawn_while_it_runs_and_ends_as_its_report(page, librar
             process.wait(10)
         process.stderr.close()
     titles = page.texts("h2")
-    assert titles[:3] == ["Learning", "Results", "The promise"]
+    assert titles[:3] == ["Learning", "Results", "Each label"]
     assert text(page, "#chart-held-out output") == "round 12000"
     assert "Noise against signal" in titles
     assert page.errors() == []  # nobody asks a server that is gone

@@ -53,11 +53,13 @@ def test_the_pages_own_policy_lets_nothing_out(report):
     assert any("Content Security Policy" in message for message in report.errors())
 
 
-def test_sections_say_what_a_run_is_about(report):
+def test_sections_say_what_a_run_is_about(report, run):
     titles = report.texts("h2")
     assert titles == [
         "Learning",
         "Results",
+        "Each label",
+        "Each method beside its baseline",
         "The promise",
         "Private telemetry",
         "Noise against signal",
@@ -66,7 +68,9 @@ def test_sections_say_what_a_run_is_about(report):
     ]
     assert "ε = 2, δ = 10⁻³" in report.find("#promise").text
     assert "≥ ε = 1.830" in report.find("#audit").text
-    assert "buffered" in report.find(".hero .what").text
+    assert "of buffered, ±" in report.find(".figure.first .what").text
+    assert report.find("#opening .sentence").text == vs.Run(run.path).summary["verdict"]["sentence"]
+    assert "always “" in report.find(".figure.first .compared").text
     bars = report.run("return [...document.querySelectorAll('.bars i')].map(b => b.style.width)")
     assert [round(float(b.rstrip("%"))) for b in bars] == [100, 93, 93, 57]
 
@@ -205,9 +209,9 @@ def test_without_the_library_curves_are_plain_svg(page, run, tmp_path):
 
 def test_state_and_drawing_are_apart_so_that_a_live_page_can_feed_it(report):
     """What is merged is drawn, and nothing else changes."""
-    report.run("veilstream.update({headline: {value: '12', label: 'rounds', beside: []}})")
+    report.run("veilstream.update({headline: {figures: [{value: '12', label: 'rounds', compared: []}], beside: []}})")
     assert report.find("#headline").text == "12"
-    assert report.run("return veilstream.state.headline.value") == "12"
+    assert report.run("return veilstream.state.headline.figures[0].value") == "12"
     report.run(
         "veilstream.update({append: {'held-out': {x: [24],"
         "series: {tree: [[0.25, 0.75]], free: [[1, 1]], buffered: [[0, 0]]}}}})"
@@ -243,7 +247,7 @@ ODD = {
 def test_odd_runs_have_a_page_without_a_complaint(page, library, tmp_path, name):
     run = vs.run(vs.Plan.parse(SMALL_PLAN, ODD[name]), tmp_path / "out")
     page.open(run.path / "report.html")
-    assert page.find("#headline").text
+    assert page.find("#opening .sentence").text
     assert page.errors() == []
     if name == "diverged":
         assert "diverged from round" in page.find("#opening").text
@@ -260,7 +264,8 @@ def test_a_comparison_has_both_runs(page, run, tmp_path):
     (tmp_path / "compare.html").write_text(page_html(comparison_state(compared)))
     page.open(tmp_path / "compare.html")
     assert page.texts(".chip") == ["out", "second"]
-    assert len(page.all("#results tbody tr")) == 2
+    assert len(page.all("#results tbody tr")) == 4  # and a baseline of each
+    assert "always “" in page.find(".figure.first .compared").text
     assert page.errors() == []
 
 
@@ -272,8 +277,9 @@ def test_a_federations_report_shows_rounds_telemetry_and_learners(page, tmp_path
     (folder / "telemetry.csv").write_text(TELEMETRY)
     write_report(vs.Run(folder))
     page.open(folder / "report.html")
-    assert page.texts("h2") == ["Learners", "The promise", "Private telemetry", "Rounds", "Repeat it"]
-    assert page.find("#headline").text == "6"
+    assert page.texts("h2") == ["Private telemetry", "Learners", "The promise", "Rounds", "Repeat it"]
+    assert page.find("#headline").text == "0.830 ± 0.050"
+    assert "rounds done\n6 of 6" in page.find("dl.beside").text
     assert page.find("#chart-telemetry-accuracy .readout b").text == "0.8300 ± 0.0500"
     parts = page.texts("#promise summary")
     assert parts == ["What it rests on", "What leaves a learner", "What is not covered"]
@@ -297,7 +303,7 @@ def test_a_simulations_telemetry_has_a_curve_a_method_and_every_seed(page, run, 
     page.open(tmp_path / "report.html")
     chart = "#chart-telemetry-accuracy"
     assert len(methods) == 2
-    assert len(page.all(f"{chart} .readout b")) == 2
+    assert len(page.all(f"{chart} .readout li[data-name] b")) == 2
     page.run("document.querySelector(arguments[0]).scrollIntoView()", chart)
     text = page.nearest(chart, "tree")
     assert page.find(f"{chart} output").text == "round 12"

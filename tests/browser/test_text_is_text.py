@@ -12,8 +12,8 @@ import pytest
 
 import veilstream as vs
 from tests.browser.samples import AUDIT
-from tests.support.run_folders import federation_folder, simulated_folder
-from veilstream.federation.keys.identity import PrivateKey, ServerKeys
+from tests.support.run_folders import SERVER_KEY, federation_folder, learner_key, simulated_folder
+from veilstream.federation.keys.identity import ServerKeys
 from veilstream.reports.comparison import compared_runs, comparison_state
 from veilstream.reports.learner_page import status_html
 from veilstream.reports.live_state import LiveState
@@ -104,8 +104,8 @@ def test_in_a_federations_report_and_its_statement(page, library, tmp_path, text
     folder = federation_folder(tmp_path / "run", third=text)
     described(folder, f"about {text}")
     check(page, write_report(vs.Run(folder)), [text, f"about {text}"])
-    key = PrivateKey(bytes(range(32)))
-    made = write_statement(vs.Run(folder), ServerKeys(tmp_path, key, {text: key.public}))
+    learners = {name: learner_key(i).public for i, name in enumerate(("east", "north", text))}
+    made = write_statement(vs.Run(folder), ServerKeys(tmp_path, SERVER_KEY, learners))
     (statement,) = [path for path in made if path.suffix == ".html"]
     check(page, statement, [text])
 

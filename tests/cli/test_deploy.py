@@ -22,6 +22,7 @@ DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 COMPOSE = sorted(DEPLOY.glob("compose*.yaml"))
 ENGINES = {"flower-supernode", "flower-superlink"}
+PROBE = "veilstream-probe@.service"
 SAME = re.compile(r"^# --- the same in every unit.*?^# --- to here ---$", re.MULTILINE | re.DOTALL)
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
@@ -58,7 +59,7 @@ def commands() -> list[tuple[str, list[str]]]:
     """Every command that something in deploy/ starts: where it stands, and its words."""
     found = []
     for unit in UNITS:
-        for line in settings(unit)["ExecStart"]:
+        for line in settings(unit)["ExecStart"] if unit.name != PROBE else []:
             program, *words = shlex.split(line.replace("%i", "north"))
             found.append((unit.name, [Path(program).name, *words]))
     for path in COMPOSE:
@@ -99,6 +100,24 @@ def test_the_check_of_options_finds_a_wrong_one():
     for bad in ([*good, "--planet", "x"], [*good, "more"], ["server"], ["serve"]):
         with pytest.raises((UsageError, AssertionError)):
             parse(bad)
+
+
+def test_every_process_is_asked_how_it_is_at_the_address_that_it_is_given():
+    """Health checks of the images, and the addresses in the probe's own text, are those of the commands."""
+    apis = {
+        re.search(r"--(?:model|learner)-api \S*?(:\d+)", " ".join(words))[1]
+        for where, words in commands()
+        if "learner-api" in " ".join(words) or "model-api" in " ".join(words)
+    }
+    checks = [stage["HEALTHCHECK"] for stage in stages().values() if "HEALTHCHECK" in stage]
+    assert len(checks) == 2
+    assert {re.search(r"127.0.0.1(:\d+)/healthz", check)[1] for check in checks} == apis
+    probe = (DEPLOY / "systemd" / PROBE).read_text()
+    assert set(re.findall(r"@https?:--127.0.0.1(:\d+)\.timer", probe)) == apis
+    assert settings(DEPLOY / "systemd" / PROBE)["ExecStart"][0].endswith(" %I/healthz")
+    learners = [words for _, words in commands() if words[1] == "learner" and "--socket" not in words]
+    assert learners
+    assert all("--learner-api" in words for words in learners)
 
 
 def exposure(unit: Path) -> float:
@@ -150,7 +169,7 @@ def test_systemd_reads_every_line_of_the_units(tmp_path):
 
 
 def test_units_share_one_list_of_what_is_shut():
-    assert len(UNITS) == 4
+    assert len(UNITS) == 5
     lists = {SAME.search(unit.read_text())[0] for unit in UNITS}
     assert len(lists) == 1
     assert {"LimitCORE=0", "MemorySwapMax=0", "UMask=0077"} <= set(lists.pop().splitlines())
@@ -158,7 +177,8 @@ def test_units_share_one_list_of_what_is_shut():
 
 def test_units_run_under_accounts_that_exist_and_carriers_under_none_of_ours():
     accounts = re.findall(r"^u\s+(\S+)", (DEPLOY / "systemd/veilstream.conf").read_text(), re.MULTILINE)
-    users = {unit.name: settings(unit)["User"][0] for unit in UNITS}
+    users = {unit.name: settings(unit)["User"][0] for unit in UNITS if unit.name != PROBE}
+    assert settings(DEPLOY / "systemd" / PROBE)["DynamicUser"] == ["yes"]
     assert set(users.values()) == set(accounts)
     carriers = {"veilstream-supernode@.service"}
     assert not {users[c] for c in carriers} & {u for n, u in users.items() if n not in carriers}

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,9 @@ from tests.support.models import complete, model_of, records
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """The command in this process, in a folder with a model and a file; exit code, stdout and stderr."""
-    import warnings
-
-    from veilstream.cli.app import main
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about click
+        from veilstream.cli.app import main
 
     monkeypatch.chdir(tmp_path)
 
@@ -178,6 +179,20 @@ def test_a_model_or_a_file_that_is_not_there_is_refused_by_name(run):
         assert code in (1, 2)
         assert part in err
         assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("to", ["json", "safetensors", "onnx", "npz"])
+def test_a_model_is_exported(to, run):
+    pytest.importorskip("onnx")
+    pytest.importorskip("safetensors")
+    model_of("logistic").save("kept.npz")
+    code, out, _ = run("model", "export", "kept.npz", "--to", to, "--json")
+    told = json.loads(out)
+    assert (code, told["out"], told["sha256"]) == (0, f"model.{to}", model_of("logistic").sha256)
+    assert Path(f"model.{to}").stat().st_size > 100
+    code, _, err = run("model", "export", "kept.npz", "--to", "pickle")
+    assert code == 2
+    assert "pickle" in err
 
 
 def test_show_prints_what_a_model_is(run):

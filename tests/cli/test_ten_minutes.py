@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 import pytest
+from studies.ten_minutes import walk as walk_of_a_stranger
 
 import veilstream as vs
 from tests.cli.test_plan import veilstream
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.process
 
 
 def documented_commands(readme: str) -> list[list[str]]:
-    lines = re.findall(r"^    veilstream (.*)$", readme, re.MULTILINE)
+    lines = re.findall(r"^    (?:veilstream|\S+ -m veilstream|\S+/run) (.*)$", readme, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -99,11 +100,46 @@ def test_the_readmes_commands_run_one_after_the_other(tmp_path, monkeypatch):
     assert learned == people - held
 
 
+@pytest.mark.parametrize("how", ["a clone", "installed", "a module"])
+def test_a_new_project_calls_the_command_as_it_was_called(tmp_path, how):
+    """Its first printed command runs as it stands, in a shell in the folder where `new` was called."""
+    there = tmp_path / "bin"
+    there.mkdir()
+    for name in ("veilstream", "run"):
+        (there / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m veilstream "$@"\n')
+        (there / name).chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key != "VEILSTREAM_RUN"} | {
+        "PATH": "/usr/bin:/bin"
+    }
+    if how == "a clone":
+        environment["VEILSTREAM_RUN"] = str(there / "run")
+    if how == "installed":
+        environment["PATH"] += f":{there}"
+
+    def run(command):
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = run([sys.executable, "-m", "veilstream", "new", "my project"]).splitlines()[-1]
+    assert {"a clone": " ../bin/run ", "installed": " veilstream ", "a module": " -m veilstream "}[how] in said
+    assert "All rows are usable" in run(["sh", "-c", said])
+
+
 @pytest.mark.slow
 def test_the_model_of_a_new_project_is_worth_its_budget(tmp_path, monkeypatch):
     walk(tmp_path, monkeypatch)
     accuracy, common = held_out_accuracy(tmp_path / "mine")
     assert accuracy > common + 0.1
+
+
+@pytest.mark.all
+def test_from_a_strangers_table_to_a_private_federation_with_one_refusal_at_most(tmp_path):
+    """The one is asked for: a run before anybody has said what everyone knows."""
+    done = walk_of_a_stranger(tmp_path, 3000, ("run.seeds=1", "run.regret=false"), hasty=True)
+    assert done.refusals == 1, done.said
+    assert done.said[0].count("fill it in") == 5
+    assert done.accuracy > done.majority + 0.05
 
 
 QUICKSTART = "docs/quickstart.md"
@@ -127,7 +163,7 @@ def filled_in(proposed: str) -> str:
     """The plan after the page's edit: its tables in the place of those that were there."""
     (edit,) = blocks_in(QUICKSTART, "toml")
     learning, data = edit[: edit.index("[data]")], edit[edit.index("[data]") :]
-    rest = proposed[: proposed.index("# Names and kinds of columns")]
+    rest = proposed[: proposed.index("# Roles of columns are guesses")]
     return re.sub(r"\[learning\].*?(?=^\[)", learning, rest, flags=re.DOTALL | re.MULTILINE) + data
 
 

@@ -24,6 +24,7 @@ from veilstream.errors import InputError, StorageError
 from veilstream.federation.learner import process
 from veilstream.federation.learner.access import read_token
 from veilstream.federation.learner.process import LearnerService
+from veilstream.reports import learner_page
 
 
 @contextmanager
@@ -40,6 +41,7 @@ def running(world: World):
         new_store=True,
         socket=world.socket("a"),
         trust_carrier=True,
+        pages=learner_page,
     )
     stop, ended = threading.Event(), []
 
@@ -103,6 +105,9 @@ def test_a_learner_whose_disk_was_full_goes_on_and_releases_nothing_twice(what, 
             status, body = asked(service, "/healthz", token)
             assert (status, "could not be written" in json.loads(body)["why"]) == (503, True)
             assert json.loads(asked(service, "/status", token)[1])["state"] == "blocked"
+            page = asked(service, "/page", token)[1].decode()
+            assert "takes and sends nothing" in page
+            assert "could not be written" in page
             assert b"veilstream_learner_healthy 0.0" in asked(service, "/metrics", token)[1]
             assert not world.socket("a").exists()  # the server sees only that it is away
             disk.clear()

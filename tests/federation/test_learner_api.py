@@ -17,7 +17,7 @@ import pytest
 from tests.support.federation import DIM, World, plan_of, wait_for
 from veilstream.errors import InputError
 from veilstream.federation.http.asgi_server import Limits
-from veilstream.federation.learner.access import open_token, token_path
+from veilstream.federation.learner.access import open_token, tell_to_pause, token_path
 from veilstream.federation.learner.learner_api import LearnerApi
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.process import LearnerService
@@ -168,6 +168,22 @@ ELSEWHERE = [
     ("Origin", "null"),
     ("Origin", "http://localhost:1"),
 ]
+
+
+def test_a_person_pauses_and_goes_on(tmp_path):
+    with served(tmp_path) as here:
+        daemon = here.daemon
+        assert here.post("/pause", b"")[0] == 404  # it counts nothing, and so keeps no pause
+        daemon.account = LocalAccount(daemon.learner, here.source, path=tmp_path / "a.json")
+        assert here.post("/pause", b"", Authorization=None)[0] == 401
+        assert not daemon.paused
+        address = ("127.0.0.1", here.port)
+        assert tell_to_pause(address, TOKEN, pause=True)
+        assert daemon.paused
+        status = json.loads(here.ask("GET", "/status", headers=KEPT)[2])
+        assert (status["local"]["paused"], status["local"]["warnings"]) == (True, [])
+        assert not tell_to_pause(address, TOKEN, pause=False)
+        assert not daemon.paused
 
 
 def test_a_page_in_a_browser_reaches_nothing(tmp_path):

@@ -281,14 +281,39 @@ def test_the_chart_has_the_model_and_two_baselines_as_the_account_has_them():
     told = {"kind": "accuracy", "records": 800, **shown, "recent": recent, "over_rounds": points}
     state = status_state(status_of(told), still=True)
     (chart,) = state["charts"]["learning"]
-    assert set(chart["series"]) == {"model", "majority", "no change"}
-    np.testing.assert_allclose(unpack(chart["series"]["model"]), [[p["model"] for p in points]], atol=1e-4)
+    assert set(chart["series"]) == {"published model", "always the commonest label", "repeating the last label"}
+    np.testing.assert_allclose(unpack(chart["series"]["published model"]), [[p["model"] for p in points]], atol=1e-4)
     assert chart["x"] == [p["round"] for p in points]
-    assert state["headline"]["value"] == "100.0 %"
+    figure = state["headline"]["figures"][0]
+    assert figure["value"] == "1.000"
+    assert "of the published model on the last 100 records" in figure["label"]
+    assert [each["label"] for each in figure["compared"]] == ["always the commonest label", "repeating the last label"]
     assert status_state(status_of(told | {"over_rounds": points[:1]}), still=True)["charts"]["learning"] == []
     numbers = [{"round": r, "records": 9, "model": 3.0, "mean": 3.0, "no_change": 3.0} for r in (1, 2)]
     told = {"kind": "root mean squared error", "recent": {"records": 0}, "over_rounds": numbers, **numbers[0]}
-    assert status_state(status_of(told), still=True)["headline"]["value"] == "3"
+    assert status_state(status_of(told | {"label": "minutes"}), still=True)["headline"]["figures"][0] == {
+        "value": "3",
+        "label": "root mean squared error (minutes) of the published model on the last 9 records, before it learned "
+        "from them",
+        "compared": [{"label": "always the mean", "value": "3"}, {"label": "repeating the last label", "value": "3"}],
+    }
+
+
+def test_a_model_that_never_says_yes_is_seen_by_its_recall():
+    """Right for 73 of 100 and finds nobody who is ill: balanced accuracy says so."""
+    score = Score()
+    for i in range(100):
+        score.take(-1.0, 1.0 if i < 27 else -1.0, classifies=True)
+    assert score.by_label() == {-1.0: (73, 73), 1.0: (27, 0)}
+    shown = score.shown(classifies=True, unit=1.0)
+    told = {"kind": "accuracy", "records": 100, **shown, "recent": {"records": 0}, "over_rounds": []}
+    told["by_label"] = {"no": [73, 73], "yes": [27, 0]}
+    state = status_state(status_of(told), still=True)
+    assert [figure["value"] for figure in state["headline"]["figures"]] == ["0.730", "0.500"]
+    assert state["headline"]["better"] is not True
+    assert lines(state)["“yes”, of 27 records"] == "0.000"
+    begun_before = Score(records=10, model=2.0, labels=score.labels)  # by a version that did not count right ones
+    assert begun_before.by_label() == {}
 
 
 def test_refusals_of_callers_are_kept_over_a_restart(tmp_path):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from veilstream.plans.column_profile import profile, proposal
+from veilstream.plans.column_profile import profile
+from veilstream.plans.proposal import data_table as proposal
 from veilstream.streams.tables import RowsTable
 
 ROWS = 60
@@ -84,7 +85,11 @@ def test_dates_are_times_whatever_they_are_called():
     assert held.roles.time == "visto"
     held = found(person=lambda i: f"p{i}", Datum=lambda i: f"{1 + i % 20}.3.2026", well=well)
     assert held.roles.time == "Datum"
-    assert any("do not sort as text" in remark for remark in held.roles.remarks)
+    assert not any("two ways" in remark for remark in held.roles.remarks)  # 3.3.2026 can only be in March
+    assert 'time = "Datum"' in proposal(held, "visits.csv")
+    held = found(person=lambda i: f"p{i}", Datum=lambda i: f"{1 + i % 20}/3/2026", well=well)
+    assert any("two ways" in remark for remark in held.roles.remarks)
+    assert "time = " not in proposal(held, "visits.csv")
     assert found(person=lambda i: f"p{i}", hour=hour, well=well).roles.time is None
 
 

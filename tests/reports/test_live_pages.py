@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from tests.support.federation import World, plan_of
 from tests.test_package import SMALL_PLAN
 from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
+from veilstream.learning.telemetry_estimates import Estimate
 from veilstream.reports.charts import unpack
 from veilstream.reports.federation_report import federation_state
 from veilstream.reports.live_federation import LiveFederation, ThinnedRounds
@@ -57,7 +59,9 @@ class Reader:
 
     @property
     def rows(self) -> dict[str, list[str]]:
-        return {row[0]: row[1:] for row in self.state["results"]["rows"]}
+        """Rows of the table as text: now, rounds taken part, rounds left, epoch."""
+        rows = [[c if isinstance(c, str) else c["text"] for c in row] for row in self.state["results"]["rows"]]
+        return {row[0]: row[1:] for row in rows}
 
 
 @pytest.fixture
@@ -90,15 +94,15 @@ def here(tmp_path):
 
 def test_every_round_is_told_once_and_the_page_agrees_with_the_folder(here):
     reader = Reader(here.page)
-    assert reader.state["headline"]["value"] == "0"
+    assert reader.beside["rounds done"] == "0 of 6"
     assert reader.state["charts"]["rounds"] == []
     here.go(6)
     assert reader.catch_up() > 0
     assert reader.points["seconds"] == reader.points["bytes"] == [1, 2, 3, 4, 5, 6]
-    assert reader.state["headline"]["value"] == "6"
-    assert reader.beside["privacy left"] == "0 rounds"
+    assert reader.beside["rounds done"] == "6 of 6"
+    assert reader.beside["rounds left"] == "0"
     assert reader.beside["learners present"] == "3 of 3"
-    assert {name: row[2] for name, row in reader.rows.items()} == dict.fromkeys("abc", "6")
+    assert {name: row[1] for name, row in reader.rows.items()} == dict.fromkeys("abc", "6")
     assert "All rounds are done" in reader.state["notices"][0]
     again = Reader(here.page)
     assert again.points == reader.points  # who comes now sees the same
@@ -116,7 +120,7 @@ def test_a_server_that_goes_on_shows_the_rounds_before(here):
     here.go(3)
     here.open_page()
     reader = Reader(here.page)
-    assert reader.state["headline"]["value"] == "3"
+    assert reader.beside["rounds done"] == "3 of 6"
     assert reader.points["seconds"] == [1, 2, 3]
     here.go(5)
     here.later()
@@ -142,13 +146,18 @@ def test_who_is_away_late_or_left_out_is_told_and_by_number_where_names_are_not(
     here.go(1)
     reader = Reader(here.page)
     assert set(reader.rows) == {"learner 1", "learner 2", "learner 3"}
+    assert reader.state["absent"] == []
+    began = time.time()
     here.world.stop("c")
     here.coordinator.void("b", "the director of clinic b has asked for it")
     here.go(2)
     here.later()
     reader.catch_up()
     assert reader.rows["learner 2"][0] == "void"
-    assert reader.rows["learner 3"][0] in ("away", "late")
+    assert reader.rows["learner 3"][0] == "away"
+    (absent,) = reader.state["absent"]
+    assert (absent["who"], absent["now"], absent["why"]) == ("learner 3", "has been away", "its connection ended")
+    assert began <= absent["since"] <= time.time()
     assert reader.beside["void"] == "1"
     everything = here.page.html()[1].decode()
     assert "director" not in everything  # what the server's operator or a learner says stays there
@@ -201,7 +210,7 @@ def test_a_new_epoch_is_named_with_its_round(here):
     here.coordinator.fold.seats["a"].epoch = 1
     here.later()
     reader.catch_up()
-    assert reader.rows["a"][1] == "1, new since round 2"
+    assert reader.rows["a"][3] == "1, new since round 2"
     assert reader.beside["in a new epoch"] == "1"
 
 
@@ -215,6 +224,31 @@ def test_what_does_not_change_is_not_told_and_changes_are_told_twice_a_second(he
     late = {"late"} | {"asked", "answered"}
     assert reader.catch_up() <= 2  # at most: the round has become overdue
     assert {row[0] for row in reader.rows.values()} <= late
+
+
+def test_a_page_opens_with_the_models_quality_or_says_that_it_is_not_measured(here):
+    head = Reader(here.page).state["headline"]
+    assert "is not measured" in head["sentence"]
+    assert '[telemetry] metrics = ["accuracy"]' in head["sentence"]
+    assert head["figures"] == []
+    here.coordinator.telemetry = SimpleNamespace(latest=[Estimate(10, "accuracy", 0.5, 0.4, 0.6, 4, 40, 0.0)])
+    here.later()
+    here.coordinator.telemetry.latest = [Estimate(20, "accuracy", 0.8, 0.75, 0.85, 4, 40, 0.0)]
+    here.later()
+    head = Reader(here.page).state["headline"]
+    (figure,) = head["figures"]
+    assert head["sentence"].startswith("Accuracy 0.800 ± 0.050 on the people met lately")
+    assert figure["value"] == "0.800 ± 0.050"
+    assert "rounds 17 to 20" in figure["label"]
+    assert {each["label"]: each["value"] for each in figure["compared"]} == {
+        "guessing among 2 labels": "0.500",
+        "always the commonest label": "learners’ pages say",
+        "after 10 rounds": "0.500 ± 0.100",
+    }
+    assert head["better"] is None  # better than guessing says nothing where one label is common
+    here.coordinator.telemetry.latest = [Estimate(30, "accuracy", 0.3, 0.2, 0.4, 4, 40, 0.0)]
+    here.later()
+    assert Reader(here.page).state["headline"]["better"] is False
 
 
 def test_private_telemetry_is_shown_as_its_file_grows(here):
@@ -259,11 +293,17 @@ def test_a_simulations_page_has_every_seeds_losses_and_ends_as_the_report(tmp_pa
         plan,
         tmp_path / "out",
         on_prepared=page.prepared,
+        on_baselines=page.compared,
         on_progress=progressed,
         on_solving=page.solved,
         on_written=written,
     )
-    assert seen["headline"]["value"] == "100 %"
+    assert {"label": "done", "value": "100 %"} in seen["headline"]["beside"]
+    majority = run.summary["baselines"]["majority"]
+    always, last = f"always “{majority['label']}”", run.held_out_accuracy()[1]["tree"][:, -1].mean()
+    assert seen["headline"]["figures"][0]["value"] == f"{last:.3f}"
+    assert seen["headline"]["figures"][0]["compared"][0]["label"] == always
+    assert seen["charts"]["learning"][0]["lines"][0]["label"] == always
     assert "regret is known for 2 of 2 seeds" in seen["notices"][1]
     charts = {c["id"]: c for c in seen["charts"]["learning"]}
     assert set(charts) == {"held-out", "loss"}

@@ -23,9 +23,11 @@ from veilstream.reports.charts import unpack
 from veilstream.reports.comparison import compared_runs, comparison_state
 from veilstream.reports.page_kit import page_html
 from veilstream.reports.promise import promise_of
+from veilstream.reports.quality import label_table
 from veilstream.reports.report import _results, report_state, write_report
 from veilstream.reports.simulation_charts import printed_bound
 from veilstream.reports.statement import make_statement
+from veilstream.runs.summary import Confusion, Figure, MethodSummary
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +101,64 @@ def test_the_papers_bound_is_above_the_tree_at_a_power_of_two():
     assert printed_bound(guarantee, 9) == pytest.approx(largest)
 
 
-def test_the_headline_is_the_recommended_methods(run):
-    headline = report_state(run)["headline"]
-    mean = run.summary["methods"]["tree"]["final"]["held_out_accuracy"]["mean"]
-    assert headline["value"] == f"{100 * mean:.1f} %"
-    assert headline["label"].startswith("held-out accuracy, tree, ± ")
-    assert [each["label"] for each in headline["beside"]] == ["free"]
+def test_the_headline_is_the_recommended_methods_beside_its_baseline(run):
+    headline, told = report_state(run)["headline"], run.summary
+    final, majority = told["methods"]["tree"]["final"], told["baselines"]["majority"]
+    names = [figure["label"].split(" of ")[0] for figure in headline["figures"]]
+    assert names == ["AUC", "balanced accuracy", "accuracy"]
+    values = [figure["value"] for figure in headline["figures"]]
+    assert values == [f"{final[key]['mean']:.3f}" for key in ("auc", "balanced_accuracy", "held_out_accuracy")]
+    always = f"always “{majority['label']}”"
+    for figure, value in zip(headline["figures"], (0.5, 0.5, majority["accuracy"]), strict=True):
+        compared = {each["label"]: each["value"] for each in figure["compared"]}
+        assert compared[always] == f"{value:.3f}"
+        assert set(compared) == ({always, "free"} if figure is headline["figures"][0] else {always})
+    assert headline["sentence"] == told["verdict"]["sentence"]
+    assert headline["better"] is told["verdict"]["better"]
+    assert headline["beside"][0]["value"].startswith(f"{told['held_out']['rows']:,} records")
+
+
+def test_charts_and_tables_have_the_baseline_and_every_label(run):
+    state, told = report_state(run), run.summary
+    majority, final = told["baselines"]["majority"], told["methods"]["tree"]["final"]
+    confusion = final["confusion"]
+    always = f"always “{majority['label']}”"
+    charts = {chart["id"]: chart["lines"] for chart in state["charts"]["learning"]}
+    assert charts["held-out"] == [{"label": always, "value": majority["accuracy"]}]
+    assert charts["loss"] == [{"label": "always the labels’ shares, held out", "value": majority["log_loss"]}]
+    rows = {row[0]: dict(zip(state["results"]["columns"], row, strict=True)) for row in state["results"]["rows"]}
+    assert rows[always]["accuracy"] == f"{majority['accuracy']:.4f}"
+    assert rows[always]["AUC"] == "0.5000"
+    for row, label, counts in zip(state["labels"]["rows"], confusion["labels"], confusion["counts"], strict=True):
+        assert row[:2] == [label, f"{sum(counts):,.0f}"]
+        assert [each["text"] for each in row[3:]] == [f"{count:,.0f}" for count in counts]
+        assert row[2] == f"{final['recall'][label]['mean']:.3f}"
+
+
+def test_numbers_are_shown_in_their_unit_beside_the_mean(tmp_path):
+    plan = vs.Plan.parse(SMALL_PLAN, {"learning.task": "least_squares", "run.regret": False})
+    told = json.loads((vs.run(plan, tmp_path / "out").path / "summary.json").read_text())
+    told["unit"] = "minutes"
+    (tmp_path / "out/summary.json").write_text(json.dumps(told))
+    state = report_state(vs.Run(tmp_path / "out"))
+    error, explained = state["headline"]["figures"]
+    mean = told["baselines"]["mean"]
+    assert error["label"].startswith("RMSE (minutes) of tree")
+    assert error["value"] == f"{told['methods']['tree']['final']['rmse']['mean']:.4g}"
+    assert error["compared"][0] == {"label": "always the mean", "value": f"{mean['rmse']:.4g}"}
+    assert (explained["label"], explained["compared"][0]["value"]) == ("R²", f"{mean['r2']:.4g}")
+    assert state["labels"] is None
+    loss = next(chart for chart in state["charts"]["learning"] if chart["id"] == "loss")
+    assert [line["value"] for line in loss["lines"]] == [pytest.approx(0.5 * mean["rmse"] ** 2)]
+
+
+def test_very_many_labels_say_what_each_is_taken_for():
+    labels = [f"k{i}" for i in range(20)]
+    counts = [[5.0 if i == j else 2.0 if j == (i + 1) % 20 else 0.0 for j in range(20)] for i in range(20)]
+    recall = dict.fromkeys(labels, Figure(5 / 7, 0.0))
+    method = MethodSummary("ours", None, None, 0.0, {}, "", recall, Confusion(labels, counts))
+    table = label_table(method)
+    assert table["rows"][0] == ["k0", "7", "0.714", "k1, 2"]
 
 
 def test_the_promise_says_its_numbers():
@@ -190,18 +244,20 @@ def test_a_simulations_telemetry_keeps_methods_and_seeds_apart(run, tmp_path):
 
 def test_a_federations_headline_says_what_its_estimate_averages_over(tmp_path):
     folder = federation_folder(tmp_path / "run")
-    for said, words in (("", "empty steps count as half"), ("clients", "of clients")):
+    for said, words in (("", "empty steps count as half"), ("clients", "a mean over people")):
         head, *rows = TELEMETRY.splitlines()
         table = [head + ",average", *(f"{row},plain mean over {said or 'steps'}" for row in rows)]
         (folder / "telemetry.csv").write_text("\n".join(table) + "\n")
-        beside = report_state(vs.Run(folder))["headline"]["beside"]
-        assert beside[-1] == {"label": f"accuracy, private estimate ({words})", "value": "0.830 ± 0.050"}
+        (figure,) = report_state(vs.Run(folder))["headline"]["figures"]
+        assert figure["value"] == "0.830 ± 0.050"
+        assert figure["label"].endswith(words)
 
 
 def test_a_federations_state_has_what_its_server_knows(tmp_path):
     state = report_state(vs.Run(federation_folder(tmp_path / "run")))
     assert state["kind"] == "federation"
-    assert state["headline"]["value"] == "6"
+    assert {"label": "rounds done", "value": "6 of 6"} in state["headline"]["beside"]
+    assert "is not measured" in state["headline"]["sentence"]
     answered = next(c for c in state["charts"]["rounds"] if c["id"] == "answered")
     assert unpack(answered["series"]["Learners that answered"])[0].tolist() == [3, 3, 2, 3, 3, 3]
     assert ["west", "0", "5"] in state["results"]["rows"]
@@ -252,8 +308,15 @@ def test_runs_side_by_side(run, tmp_path):
     assert len({each.name for each in compared}) == 2  # told apart by the folders above
     state = comparison_state(compared)
     mean = run.summary["final"]["held_out_accuracy"]["mean"]
-    assert state["headline"]["value"] == f"{100 * mean:.1f} %"
-    assert [row[1] for row in state["results"]["rows"]] == ["tree", "tree"]
+    accuracy = [row[state["results"]["columns"].index("accuracy")] for row in state["results"]["rows"]]
+    assert accuracy[0].startswith(f"{mean:.4f} ± ")
+    majority = run.summary["baselines"]["majority"]
+    assert accuracy[1] == f"{majority['accuracy']:.4f}"
+    always = f"always “{majority['label']}”"
+    assert [row[1] for row in state["results"]["rows"]] == ["tree", always, "tree", always]
+    assert state["headline"]["figures"][0]["compared"][0] == {"label": always, "value": "0.500"}
+    assert state["charts"]["learning"][0]["lines"] == [{"label": always, "value": round(majority["accuracy"], 4)}]
+    assert [fact["value"] for fact in state["facts"][0]["rows"]] == [run.summary["methods"]["tree"]["verdict"]] * 2
     with pytest.raises(InputError, match="at least two"):
         compared_runs([run])
     with pytest.raises(InputError, match="folders that differ"):

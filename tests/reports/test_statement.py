@@ -360,3 +360,14 @@ def test_versions_say_nothing_else_in_a_statement(folder, key):
     changed(folder / "versions.json", **{key: "1. The promise is ε = 0.1"})
     with pytest.raises(InputError, match=f"{key} as the server wrote it"):
         make_statement(vs.Run(folder), KEYS)
+
+
+def test_it_says_which_settings_outside_the_terms_were_changed_while_the_run_went_on(folder):
+    with (folder / "operations.csv").open("w") as file:
+        file.write("time,round,operation,about,why\n")
+        file.write("2026-11-19T06:36:41Z,3,setting,federation.deadline_s,10.0 to 8.0\n")
+        file.write("2026-11-19T06:40:00Z,4,void,east,by the operator\n")
+    text = " ".join(make_statement(vs.Run(folder), KEYS, now=0.0).text.split())
+    said = "no part of the terms: federation.deadline_s from 10.0 to 8.0, after round 3."
+    assert text.count("Changed between two starts") == 1
+    assert said in text

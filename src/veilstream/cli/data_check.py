@@ -31,7 +31,13 @@ def check_command(
     files: Annotated[
         list[Path], typer.Argument(help="CSV, JSON lines (also .gz), Parquet, Arrow, SQLite; or folders.")
     ],
-    plan: Annotated[Path | None, typer.Option(help="A plan to check them against.", show_default=False)] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="The plan to check them against, or a new one to propose.", show_default=False)
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Column that is predicted.", show_default="a guess")] = None,
+    client: Annotated[
+        str | None, typer.Option(help='Column that says who; "#row" if nobody returns.', show_default="a guess")
+    ] = None,
     query: Annotated[
         str | None, typer.Option(help="Which records of SQLite files, in order; otherwise data.query.")
     ] = None,
@@ -42,33 +48,45 @@ def check_command(
 ) -> None:
     """Check records before any budget is spent: columns, ranges, labels, people, refusals.
 
-    Without a plan it proposes a `[data]` table. With a plan it says which rows would be used or
+    With a plan that is not there yet, it proposes one: names and kinds of columns, task, rounds, and "?" where a
+    person must say what anybody knows. With a plan that is there it says which rows would be used or
     refused and why, how often people return, how many rounds the records are enough for, what
     `veilstream run` would refuse (exit code 2 then), and whether the plan can be deployed. Nothing is sent or kept.
 
-    Example: `veilstream data check stations.csv`, then `--write --plan plan.toml`, fill in the
-    ranges, and `veilstream data check stations.csv --plan plan.toml`.
+    Example: `veilstream data check visits.csv --label came_back --client patient --plan plan.toml`, fill in each
+    "?", and the same again without `--label` and `--client`.
     """
     from veilstream.cli.tables import print_json
     from veilstream.deployment.deployable import Deployable
-    from veilstream.plans.column_profile import profile, proposal
+    from veilstream.plans.column_profile import profile
     from veilstream.plans.data_check import check_data
     from veilstream.plans.plan import Plan
 
-    if plan is None or write:
-        found = profile([_opened(file, query) for file in files])
-        source = _source(files)
-        if write:
-            found.check_header()
-            _write(plan, proposal(found, source))
+    if write and plan is None:
+        raise InputError("--write", None, "--plan, the file to write to", "--plan plan.toml")
+    known = {role: column for role, column in (("label", label), ("client", client)) if column is not None}
+    new = plan is not None and not plan.exists()
+    if plan is None or write or new:
+        found = profile([_opened(file, query) for file in files], known)
+        proposed = _proposed(found, _source(files), plan if write or new else None)
         if json:
-            print_json(_as_dict(found, proposal(found, source)))
+            print_json(_as_dict(found, proposed))
         else:
             _show_profile(found)
-            typer.echo("\nA proposal, names and kinds only:\n" if not write else f"\nin {shown(plan)}:\n")
-            _say(proposal(found, source))
+            _show_label(found)
+            typer.echo(f"\nin {shown(plan)}:\n" if plan is not None else "\nA proposal; --plan FILE writes a plan:\n")
+            _say(proposed)
             typer.echo(_PRIVATE)
+            if plan is not None:
+                typer.echo(f'Next: in {shown(plan)}, write in the place of each "?"; then run this command again.')
         return
+    if known:
+        raise InputError(
+            "--" + next(iter(known)),
+            next(iter(known.values())),
+            "what the plan says",
+            f"{plan} is there: change it there",
+        )
     loaded = Plan.load(plan)
     checked, deployable = check_data(files, loaded, query), Deployable.of(loaded)
     if json:
@@ -102,21 +120,42 @@ def _source(files: list[Path]) -> str:
     return str(folder / f"*{suffix}")
 
 
-def _write(plan: Path | None, text: str) -> None:
+def _proposed(found: Profile, source: str, plan: Path | None) -> str:
+    """What is proposed; written, if a plan is named, where it lacks [data] or has that of a new project."""
     from veilstream.plans.new_project import without_sample_data
+    from veilstream.plans.proposal import data_table, whole_plan
 
     if plan is None:
-        raise InputError("--write", None, "--plan, the file to write to", "--plan plan.toml")
-    before = plan.read_text(encoding="utf-8") if plan.exists() else ""
-    before = without_sample_data(before)
-    if re.search(r"^\s*\[+\s*data\b", before, re.MULTILINE):
-        raise InputError(
-            "--write",
-            str(plan),
-            "a plan without [data]",
-            "it has one: remove it first, or copy from the proposal without --write",
-        )
-    write_file(plan, (before.rstrip() + "\n\n" if before.strip() else "") + text)
+        return data_table(found, source)
+    found.check_header()
+    if not plan.exists():
+        text = proposed = whole_plan(found, source, plan.resolve().parent.name or "run")
+    else:
+        proposed = data_table(found, source)
+        before = without_sample_data(plan.read_text(encoding="utf-8"))
+        if re.search(r"^\s*\[+\s*data\b", before, re.MULTILINE):
+            raise InputError(
+                "--write",
+                str(plan),
+                "a plan without [data]",
+                "it has one: remove it first, or name a plan that is not there yet",
+            )
+        text = (before.rstrip() + "\n\n" if before.strip() else "") + proposed
+    write_file(plan, text)
+    return proposed
+
+
+def _show_label(found: Profile) -> None:
+    """The label's texts, which a person may know from elsewhere: on this screen, never in the plan."""
+    from veilstream.plans.proposal import label_is_class
+
+    if found.roles.label is None or not label_is_class(column := found.columns[found.roles.label]):
+        return
+    spellings: dict[str, str] = {}
+    for text, _ in column.texts.most_common():
+        spellings.setdefault(text.casefold(), text)
+    each = ", ".join(f'"{text}"' for text in spellings.values())
+    _say(f"\nIf everyone knows these to be the label's texts: labels = [{each}]")
 
 
 def _as_dict(found: Profile, proposed: str) -> dict[str, object]:

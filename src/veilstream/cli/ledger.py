@@ -42,12 +42,11 @@ def status_command(store: Store, witness: WitnessFile = None, json: Json = False
     _show(inspect(store, witness), json, local=True)
 
 
+LearnerApiAddress = Annotated[str, typer.Option("--learner-api", help="HOST:PORT of its learner API, on this machine.")]
+
+
 @app.command("page")
-def page_command(
-    store: Store,
-    learner_api: Annotated[str, typer.Option(help="HOST:PORT of its learner API, on this machine.")] = "127.0.0.1:8490",
-    json: Json = False,
-) -> None:
+def page_command(store: Store, learner_api: LearnerApiAddress = "127.0.0.1:8490", json: Json = False) -> None:
     """Print a link to a running learner's local page: counts, score, what is left.
 
     The link opens the page once, within a minute. The browser then has access for twelve hours, or until
@@ -63,6 +62,39 @@ def page_command(
         print_json({"link": link})
     else:
         typer.echo(link)
+
+
+@app.command("pause")
+def pause_command(store: Store, learner_api: LearnerApiAddress = "127.0.0.1:8490", json: Json = False) -> None:
+    """Let a running learner begin no round, until `resume`. For the person beside the data.
+
+    The server sees a learner that sits rounds out, as when nobody comes. So it learns that someone decided, and
+    not why. A learner never pauses by itself: that would tell the server what records say.
+
+    Example: `veilstream ledger pause learner.db`
+    """
+    _tell(store, learner_api, json, pause=True)
+
+
+@app.command("resume")
+def resume_command(store: Store, learner_api: LearnerApiAddress = "127.0.0.1:8490", json: Json = False) -> None:
+    """End a pause, and accept what the learner warns of: newest records count as usual from here on.
+
+    Example: `veilstream ledger resume learner.db`
+    """
+    _tell(store, learner_api, json, pause=False)
+
+
+def _tell(store: Path, learner_api: str, json: bool, *, pause: bool) -> None:
+    from veilstream.cli.tables import print_json
+    from veilstream.federation.learner.access import read_token, tell_to_pause, token_path
+
+    token = read_token(token_path(store))
+    paused = tell_to_pause(parse_address("--learner-api", learner_api), token, pause=pause)
+    if json:
+        print_json({"paused": paused})
+    else:
+        typer.echo("paused: no round begins, and nothing is spent" if paused else "it goes on")
 
 
 @app.command("verify")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,6 +93,68 @@ def show_command(
     from veilstream.runs.load import load
 
     _show(load(model, ca=ca, method=method, plan=plan), model, json)
+
+
+class Format(StrEnum):
+    """What a model is written as."""
+
+    JSON = "json"
+    ONNX = "onnx"
+    SAFETENSORS = "safetensors"
+    NPZ = "npz"
+    MLFLOW = "mlflow"
+
+
+@app.command("export")
+def export_command(
+    model: ModelArgument,
+    to: Annotated[Format, typer.Option("--to", help="What to write.")],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="File to write; for mlflow a tracking store.", show_default="model.FORMAT; sqlite:///mlflow.db"
+        ),
+    ] = None,
+    ca: Authority = None,
+    method: MethodName = None,
+    plan: TrustedPlan = None,
+    json: Json = False,
+) -> None:
+    """Write a model for other programs.
+
+    * `json`: coefficients by name, and how columns are encoded
+    * `onnx`: a graph from columns to predictions (linear models and the CNN)
+    * `safetensors`: the numbers, with names and plan as metadata
+    * `npz`: a model's file, which every command takes
+    * `mlflow`: a new version in a model registry, as a pyfunc that takes data frames
+
+    For scikit-learn: `veilstream.load("MODEL").as_sklearn()`. Needs the extra `export` (onnx, safetensors) or `mlflow`.
+
+    Example: `veilstream model export runs/air --to onnx --out air.onnx`
+    """
+    from veilstream.cli.tables import print_json
+    from veilstream.runs.load import load
+    from veilstream.runs.model_export import export
+    from veilstream.wording import shown
+
+    loaded = load(model, ca=ca, method=method, plan=plan)
+    facts = {"model": model, "sha256": loaded.sha256, "to": to.value}
+    if to is Format.MLFLOW:
+        from veilstream.runs.mlflow_model import to_registry
+
+        uri = out or "sqlite:///mlflow.db"
+        name, version = to_registry(loaded, uri)
+        facts |= {"out": uri, "name": name, "version": version}
+        text = f"Registered {shown(name)}, version {version}, in {shown(uri)}"
+    else:
+        path = Path(out or f"model.{to.value}")
+        export(loaded, to.value, path)
+        facts["out"] = str(path)
+        text = f"Saved: {path}"
+    if json:
+        print_json(facts)
+    else:
+        typer.echo(text)
 
 
 def _show(model: Model, where: str, json: bool) -> None:

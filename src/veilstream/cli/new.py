@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +24,19 @@ def new_command(
     from veilstream.cli.tables import print_json
     from veilstream.plans.new_project import new_project
 
-    files = new_project(folder)
+    command = called_as(folder)
+    files = new_project(folder, command)
     if json:
         print_json({"folder": str(folder), "files": [str(path) for path in files]})
         return
     typer.echo(f"{folder}: plan.toml, records/, README.md with the next commands")
-    typer.echo(f"cd {folder} && veilstream data check records/north.csv --plan plan.toml")
+    typer.echo(f"cd {shlex.quote(str(folder))} && {command} data check records/north.csv --plan plan.toml")
+
+
+def called_as(folder: Path) -> str:
+    """What to type in this folder: a clone's ./run, the installed command, or Python's module."""
+    if run := os.environ.get("VEILSTREAM_RUN"):
+        return shlex.quote(os.path.relpath(run, folder.absolute()))
+    if shutil.which("veilstream"):
+        return "veilstream"
+    return f"{shlex.quote(sys.executable)} -m veilstream"

@@ -138,7 +138,9 @@ def compare_command(
         rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
         print_json({"runs": rows, "files": [str(path) for path in made]})
         return
-    _table(table["columns"], table["rows"])
+    _table(
+        table["columns"], [[cell if isinstance(cell, str) else cell["text"] for cell in row] for row in table["rows"]]
+    )
     for path in made:
         typer.echo(f"Saved: {path}")
 

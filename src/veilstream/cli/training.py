@@ -144,6 +144,7 @@ def _run(
                 processes=processes,
                 on_notices=records,
                 on_prepared=promise,
+                on_baselines=None if page is None else page.compared,
                 on_progress=advanced,
                 on_solving=solved,
                 on_written=written,

@@ -1,13 +1,10 @@
-"""What files of records hold, without a plan, and the `[data]` table that this suggests.
-
-A proposal holds names and kinds of columns only: a plan is shared, so ranges come from public knowledge.
-"""
+"""What files of records hold, without a plan: for the person beside them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError
+from veilstream.errors import InputError, among
 from veilstream.plans.column_roles import FEW, Roles, guessed_roles
 from veilstream.progress import progress
-from veilstream.records.cells import as_number, as_text, has_two_readings, is_missing, plain_numbers
+from veilstream.records.cells import as_number, as_text, has_two_readings, is_missing, plain_numbers, time_of
 from veilstream.records.schema import EACH_ROW
 from veilstream.streams.table import MANY_ROWS, Block, Cells, Table
 from veilstream.wording import counted
@@ -26,8 +23,8 @@ from veilstream.wording import counted
 _DISTINCT = 10_000
 _NUMERIC_SHARE = 0.95
 _UNIQUE_SHARE = 0.9
+_SPELLINGS = 100
 _UNIQUE_ROWS = 10  # fewer cells may differ by chance
-_WIDTH = 32
 _ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2}([T ].*)?)?")
 _OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([T ,].*)?")
 
@@ -42,7 +39,7 @@ class Column:
     numbers: int = 0
     whole_numbers: int = 0
     dates: int = 0
-    iso_dates: int = 0
+    read_dates: int = 0  # that `time_of` reads, so that they sort
     low: float | None = None
     high: float | None = None
     texts: Counter[str] = field(default_factory=Counter)
@@ -90,9 +87,9 @@ class Column:
             self.numbers += count
             self.two_readings += count
         elif text[:1].isdigit():
-            iso = _ISO_DATE.fullmatch(text) is not None
-            self.iso_dates += iso * count
-            self.dates += (iso or _OTHER_DATE.fullmatch(text) is not None) * count
+            read = _ISO_DATE.fullmatch(str(time_of(text))) is not None
+            self.read_dates += read * count
+            self.dates += (read or _OTHER_DATE.fullmatch(text) is not None) * count
         if text in self.texts or len(self.texts) < _DISTINCT:
             self.texts[text] += count
         elif not self.many:
@@ -123,9 +120,14 @@ class Column:
         return self.there > 0 and self.dates >= _NUMERIC_SHARE * self.there
 
     @property
-    def is_iso_date(self) -> bool:
-        """Whether the dates sort as text."""
-        return self.iso_dates == self.dates
+    def sorts_as_time(self) -> bool:
+        """Whether its cells order rows: numbers, or dates that `time_of` reads."""
+        return self.is_number or not self.is_date or self.read_dates == self.dates
+
+    @property
+    def classes(self) -> int:
+        """Different cells, if upper and lower case are the same."""
+        return len({text.casefold() for text in self.texts}) if len(self.texts) <= _SPELLINGS else len(self.texts)
 
     @property
     def kind(self) -> str:
@@ -164,11 +166,33 @@ class Profile:
     unreadable: int
     columns: dict[str, Column]
     notices: list[str]
+    sizes: list[int] = field(default_factory=list)  # rows of each file
+    known: dict[str, str] = field(default_factory=dict)  # columns that a person has named: label, client
 
     @cached_property
     def roles(self) -> Roles:
-        """A guess of who, when, where and what is predicted."""
-        return guessed_roles(self.columns, one_file=len(self.names) == 1)
+        """Who, when, where and what is predicted: guesses, but for what is `known`."""
+        return guessed_roles(self.columns, one_file=len(self.names) == 1, known=self.known)
+
+    @property
+    def people(self) -> int:
+        """How many people, as far as they were counted."""
+        client = self.columns.get(self.roles.client)
+        if client is None:
+            return self.rows
+        return int(client.distinct * (client.there / client.many if client.many else 1.0))
+
+    @property
+    def learners(self) -> int:
+        """How many learners: by their column, or one for each file."""
+        learner = self.roles.learner
+        return len(self.names) if learner is None else self.columns[learner].distinct
+
+    @property
+    def fewest(self) -> int:
+        """Rows of the learner with the fewest."""
+        learner = self.roles.learner
+        return min(self.sizes, default=0) if learner is None else min(self.columns[learner].texts.values(), default=0)
 
     @property
     def title(self) -> str:
@@ -203,9 +227,9 @@ class Profile:
             )
 
 
-def profile(tables: Sequence[Table]) -> Profile:
-    """Read whole tables; columns of the same name count together."""
-    found = Profile([table.name for table in tables], 0, 0, {}, [])
+def profile(tables: Sequence[Table], known: Mapping[str, str] | None = None) -> Profile:
+    """Read whole tables; columns of the same name count together. ``known`` maps label and client to columns."""
+    found = Profile([table.name for table in tables], 0, 0, {}, [], known=dict(known or {}))
     headers = {table.name: set(table.columns) - {""} for table in tables if table.columns}
     everywhere = set().union(*headers.values())
     for name, own in headers.items():
@@ -219,6 +243,10 @@ def profile(tables: Sequence[Table]) -> Profile:
             for block in table.blocks(digests=False, most=MANY_ROWS):
                 _take_block(found, block, decimal_comma=table.decimal_comma)
                 tick(len(block.rows))
+        found.sizes.append(found.rows - sum(found.sizes))
+    for role, column in found.known.items():
+        if column not in found.columns and (role, column) != ("client", EACH_ROW):
+            raise InputError(f"--{role}", column, *among(column, found.columns))
     found.notices += [
         f"{counted(column.two_readings, 'cell')} in {column.name} can be read in two ways, such as 1.300 beside "
         "decimal commas: a learner refuses their records; write 1300 or 1,3"
@@ -256,43 +284,3 @@ def _add_columns(found: Profile, names: Iterable[str]) -> None:
     for name in names:
         if name and name not in found.columns:
             found.columns[name] = Column(name, rows=found.rows, missing=found.rows)
-
-
-def proposal(found: Profile, source: str) -> str:
-    """A [data] table in TOML with names and kinds of columns, and no cell's value."""
-    roles = found.roles
-    lines = [
-        "# Names and kinds of columns. Ranges and words are yours to fill in, from what anybody",
-        '# knows: this file is shared. An empty cell refuses its record; missing = "zero" or',
-        '# "flag" in a feature keeps it. Roles of columns are guesses: check each.',
-        "[data]",
-        'kind = "table"',
-        f"source = {_quoted(source)}",
-    ]
-    if roles.learner is not None:
-        lines.append(f"learner = {_quoted(roles.learner)}  # leave it out where each has a file")
-    if roles.client == EACH_ROW:
-        lines.append(f"client = {_quoted(EACH_ROW)}  # nobody ever returns; else the column of who")
-    else:
-        lines.append(f"client = {_quoted(roles.client)}")
-    named = (("time", roles.time), ("label", roles.label))
-    lines += [f"{role} = {_quoted(name)}" for role, name in named if name is not None]
-    if roles.label is not None and found.columns[roles.label].distinct <= FEW:
-        lines.append('# fill in its texts, the second of two is +1: labels = ["no", "yes"]')
-    else:
-        lines.append("# fill in what anybody knows of it: label_range = [0.0, 100.0]")
-    lines += [f"# {_quoted(name)} is different in nearly every row: no feature" for name in roles.left_out]
-    for name, each in found.columns.items():
-        if name in roles.by_column():
-            continue
-        lines += ["", "[[data.features]]", f"name = {_quoted(name)}"]
-        if each.kind == "numeric":
-            lines += ['kind = "numeric"', "# fill in what anybody knows: low = 0.0, high = 100.0"]
-        else:
-            lines += ['kind = "hashed"', f"width = {_WIDTH}", '# or kind = "categorical" and vocabulary = [...]']
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'

@@ -59,17 +59,20 @@ class Roles:
         return held | dict.fromkeys(self.left_out, "left out")
 
 
-def guessed_roles(columns: Mapping[str, Column], *, one_file: bool = True) -> Roles:
-    """Guess each role; only in a single file may a column say at which learner a record is."""
+def guessed_roles(
+    columns: Mapping[str, Column], *, one_file: bool = True, known: Mapping[str, str] | None = None
+) -> Roles:
+    """Guess each role that is not ``known``; only in a single file may a column say at which learner a record is."""
+    known = known or {}
     remarks: list[str] = []
     names = list(columns)
-    label = _called(_LABELS, names)
+    label = known.get("label") or _called(_LABELS, [n for n in names if n != known.get("client")])
     if label is None:
         label = _last_of_few(columns)
         if label is not None:
             remarks.append(f'label = "{label}" is a guess from its place: no name says label')
     rest = [name for name in names if name != label]
-    client = _client(columns, rest, remarks)
+    client = known.get("client") or _client(columns, rest, remarks)
     rest = [name for name in rest if name != client]
     time = _time(columns, rest, remarks)
     rest = [name for name in rest if name != time]
@@ -88,6 +91,11 @@ def guessed_roles(columns: Mapping[str, Column], *, one_file: bool = True) -> Ro
         f'rows apart and predicts nobody else. Does it say who? Then client = "{name}"'
         for name in left_out
     ]
+    if label is not None and columns[label].classes < columns[label].distinct <= FEW:
+        remarks.append(
+            f'"{label}" has {columns[label].distinct} spellings of {columns[label].classes} texts, in upper '
+            "and lower case: each counts as the text in the plan's labels, however it is written"
+        )
     return Roles(client, time, learner, label, left_out, tuple(remarks))
 
 
@@ -130,10 +138,10 @@ def _time(columns: Mapping[str, Column], names: list[str], remarks: list[str]) -
     if time is None and dates:
         time = dates[0]
         remarks.append(f'time = "{time}" is a guess from its cells, which are dates')
-    if time is not None and columns[time].is_date and not columns[time].is_iso_date:
+    if time is not None and not columns[time].sorts_as_time:
         remarks.append(
-            f'"{time}" holds dates that do not sort as text: write them as 2026-01-31 12:00, or as '
-            "numbers, before they order anything"
+            f'"{time}" holds dates that can be read in two ways (is 03/04 in March or in April?): write them as '
+            "2026-01-31 12:00, as 31.1.2026, or as numbers; until then rows are in the order of the file"
         )
     return time
 

@@ -92,34 +92,41 @@ _README = """\
 
 A project for veilstream: one model, trained from records
 that stay where they are. The records here are made up: `answered` depends on `hour`, `temperature`
-and `channel`. Put your own files in their place and name their columns in `plan.toml`.
+and `channel`.
 
-    veilstream data check records/north.csv --plan plan.toml     # what would be used, what refused
-    veilstream run plan.toml --out run                           # simulate it
-    veilstream plan plan.toml                                    # what it promises, at which price
-    veilstream federation demo --plan plan.toml --out federation # the real thing, on this machine
-    veilstream model show federation/model.npz                   # the model that came out
-    veilstream predict federation/model.npz records/north.csv --out predicted.csv  # what it says
+    {command} data check records/north.csv --plan plan.toml     # what would be used, what refused
+    {command} run plan.toml --out run                           # simulate it
+    {command} plan plan.toml                                    # what it promises, at which price
+    {command} federation demo --plan plan.toml --out federation # the real thing, on this machine
+    {command} model show federation/model.npz                   # the model that came out
+    {command} predict federation/model.npz records/north.csv --out predicted.csv  # what it says
 
-To deploy it between machines: `veilstream keys make`, then `veilstream server` on one and
-`veilstream learner` beside each file. `veilstream learner --help` says how.
+Your own file: `{command} data check FILE --label COLUMN --client COLUMN --plan mine.toml` proposes a plan for it.
+
+To deploy it between machines: `{command} keys make`, then `{command} server` on one and
+`{command} learner` beside each file. `{command} learner --help` says how.
 """
 
 
-def new_project(folder: Path) -> list[Path]:
-    """Write a project into a new or empty folder."""
+def new_project(folder: Path, command: str = "veilstream") -> list[Path]:
+    """Write a project into a new or empty folder; its README calls the ``command`` by this name."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("DIR", str(folder), "a new or empty folder", "name another")
     name = folder.resolve().name
     files = {
-        folder / "plan.toml": _PLAN.format(name=name.replace('"', "")),
-        folder / "README.md": _README.format(name=name),
+        folder / "plan.toml": _plan(name, command),
+        folder / "README.md": _README.format(name=name, command=command),
         **{folder / "records" / f"{s}.csv": _records(i, s) for i, s in enumerate(_STATIONS)},
     }
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, text)
     return list(files)
+
+
+def _plan(name: str, command: str) -> str:
+    text = _PLAN.format(name=name.replace('"', ""))
+    return text.replace("#   veilstream ", f"#   {command} ")
 
 
 def without_sample_data(plan: str) -> str:

@@ -9,9 +9,6 @@ from typing import Any
 
 from veilstream.plans.schema import PlanError
 
-FILL_IN = "?"
-"""Stands in a proposed plan where a person must write; no key takes it."""
-
 _AT = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 _LONGEST_SHOWN = 80
 _MARKS = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"PK\x03\x04", "a spreadsheet or an archive"))
@@ -61,6 +58,7 @@ def parse_toml(text: str) -> dict[str, Any]:
             what.startswith("Illegal character '\\n'") and not lines[number - 1].strip()
         ):
             number = _last_written(lines[: number - 1])
+        number = _open_array(lines[:number]) or number
         line = lines[number - 1].strip() if lines else ""
         raise PlanError(
             f"plan (line {number})", _cut(line), f"TOML: {what[:1].lower()}{what[1:]}", _likely(line, what)
@@ -69,6 +67,18 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def _last_written(lines: list[str]) -> int:
     return next((i for i in range(len(lines), 0, -1) if lines[i - 1].strip()), 1)
+
+
+def _open_array(lines: list[str]) -> int | None:
+    """Line of an array that is not closed, though a table or a key follows it."""
+    number = len(lines)
+    while number and not re.match(r"\s*[\w.-]+\s*=|\s*\[\[?[\w.]+\]", lines[number - 1]):
+        number -= 1
+    for before in range(number - 1, 0, -1):
+        bare = lines[before - 1].split("#")[0]
+        if re.match(r"\s*[\w.-]+\s*=", bare):
+            return before if bare.count("[") > bare.count("]") else None
+    return None
 
 
 def _cut(line: str) -> str:

@@ -19,6 +19,9 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from veilstream.errors import InputError, among
 
+FILL_IN = "?"
+"""Stands in a proposed plan where a person must write; no number, array or table is it."""
+
 _BOUNDS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
 
@@ -209,6 +212,8 @@ class _Entry:
         return self.refusal(place, _shown(given), rule, self._way_out(given))
 
     def _way_out(self, given: Any) -> str:
+        if given == FILL_IN:
+            return f"fill it in: {self.rule.hint or self.name}"
         written = f"{self.name} = ..."
         if self.table:
             written = f"[[{self.name}]]" if self.array else f"[{self.name}]"

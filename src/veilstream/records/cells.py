@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
+MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 _NUMBERS_OR_TEXT = frozenset({int, float, str})
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+(,\d*)?")
 _ZONE = re.compile(r".*?\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?\s*(Z|UTC|GMT|[-+]\d{2}(?::?\d{2})?)?", re.IGNORECASE)
+_DAY_FIRST = re.compile(r"(0?[1-9]|[12]\d|3[01])\.(0?[1-9]|1[0-2])\.(\d{4})((?:,? |T)\d.*)?")
+_YEAR_FIRST = re.compile(r"(\d{4})[/.](0?[1-9]|1[0-2])[/.](0?[1-9]|[12]\d|3[01])((?:,? |T)\d.*)?")
 _SORTS_AS_TEXT = re.compile(r"\d{4}-\d{2}(-\d{2}.*)?|\d{2}:\d{2}.*")
 
 
@@ -36,7 +38,7 @@ def is_missing(value: object) -> bool:
         return True
     if isinstance(value, float | np.floating):
         return math.isnan(value)
-    return isinstance(value, str) and value.strip().lower() in _MISSING_TEXTS
+    return isinstance(value, str) and value.strip().lower() in MISSING_TEXTS
 
 
 def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
@@ -105,11 +107,27 @@ def with_decimal_point(value: object) -> object:
 
 
 def time_of(cell: object, *, decimal_comma: bool = False) -> float | str | None:
-    """A cell of the plan's column `time`: a number, else text; None for an empty one."""
+    """A cell of the plan's column `time`: a number, else text; None for an empty one.
+
+    Dates that can be read in one way only become texts that sort: 31.1.2026 and 2026/1/31 are 2026-01-31.
+    """
     if is_missing(cell):
         return None
     number = as_number(cell, decimal_comma=decimal_comma)
-    return as_text(cell) if number is None else number
+    if number is not None:
+        return number
+    text = as_text(cell)
+    if date := _DAY_FIRST.fullmatch(text):
+        return f"{date[3]}-{date[2]:0>2}-{date[1]:0>2}{_clock(date[4])}"
+    if date := _YEAR_FIRST.fullmatch(text):
+        return f"{date[1]}-{date[2]:0>2}-{date[3]:0>2}{_clock(date[4])}"
+    return text
+
+
+def _clock(text: str | None) -> str:
+    """9:05 and T09:05 as 09:05, behind a space; nothing where there is none."""
+    told = (text or "").strip(" ,T")
+    return f" {told:0>5}" if re.fullmatch(r"\d:\d\d", told[:4]) and len(told) == 4 else f" {told}" if told else ""
 
 
 _UTC = dict.fromkeys(("Z", "UTC", "GMT", "+00", "+0000", "+00:00", "-00:00"), "UTC")

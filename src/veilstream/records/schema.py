@@ -251,6 +251,12 @@ class Label:
     def _places(self) -> dict[str, int]:
         return {as_text(word): place for place, word in enumerate(self.classes or ())}
 
+    @cached_property
+    def _in_any_case(self) -> dict[str, int]:
+        """Yes and YES are the plan's yes, unless the plan tells them apart."""
+        found = {text.casefold(): place for text, place in self._places.items()}
+        return found if len(found) == len(self._places) else {}
+
     def read(self, value: object, *, decimal_comma: bool) -> tuple[float, bool]:
         """The target, and whether it was clamped."""
         if self.classes is not None:
@@ -258,6 +264,8 @@ class Label:
             place = self._places.get(text)
             if place is None and (number := as_number(value)) is not None:
                 place = self._places.get(as_text(number))
+            if place is None:
+                place = self._in_any_case.get(text.casefold())
             if place is None:
                 raise RefusedRecord("unknown label", self.name)
             return (2.0 * place - 1.0 if self.signed else float(place)), False

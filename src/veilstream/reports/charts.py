@@ -113,14 +113,25 @@ def chart(
     }
 
 
-def held_out_chart(rounds: Sequence[int] | NDArray[Any], accuracy: Mapping[str, NDArray[Any]]) -> Chart:
-    """Held-out accuracy, of arrays (seeds, rounds) by method."""
+Levels = Sequence[tuple[str, float]]
+"""What curves are compared with: names and values."""
+
+
+def levels(known: Levels) -> list[dict[str, Any]]:
+    """Lines across a chart."""
+    return [{"label": name, "value": value} for name, value in known]
+
+
+def held_out_chart(
+    rounds: Sequence[int] | NDArray[Any], accuracy: Mapping[str, NDArray[Any]], known: Levels = ()
+) -> Chart:
+    """Held-out accuracy, of arrays (seeds, rounds) by method, and that of predictions without a model."""
     about = "Accuracy of the published model on clients it never learns from."
-    return chart("held-out", "Held-out accuracy", about, "accuracy", rounds, accuracy, share=True)
+    return chart("held-out", "Held-out accuracy", about, "accuracy", rounds, accuracy, share=True, lines=levels(known))
 
 
-def loss_chart(means: Mapping[str, NDArray[Any]]) -> Chart:
+def loss_chart(means: Mapping[str, NDArray[Any]], known: Levels = ()) -> Chart:
     """Average loss so far, of arrays (seeds, rounds) by method."""
     about = "Prequential: the loss of each round’s clients, under the model published before that round."
     x = np.arange(1, max(values.shape[-1] for values in means.values()) + 1)
-    return chart("loss", "Average loss so far", about, "average loss", x, means, logarithmic=True)
+    return chart("loss", "Average loss so far", about, "average loss", x, means, logarithmic=True, lines=levels(known))

@@ -14,9 +14,9 @@ from veilstream.reports.charts import chart
 from veilstream.reports.page_kit import REPORT, Chart, Headline, PageState, facts, page_state, write_page
 from veilstream.reports.promise import promise_of
 from veilstream.reports.provenance import audit_of, provenance_of
-from veilstream.reports.telemetry import latest_estimate, telemetry_charts
+from veilstream.reports.telemetry import federation_headline, telemetry_charts
 from veilstream.runs.folder import Run
-from veilstream.runs.tables import ListedRound, read_rounds
+from veilstream.runs.tables import ListedRound, changed_settings, read_rounds
 
 ROUND_CHARTS = {  # by id: title, axis, text, and the names of its columns
     "answered": ("Learners that answered", "learners", "In each round.", {"answered": "Learners that answered"}),
@@ -48,6 +48,7 @@ def federation_state(run: Run) -> PageState:
     notices = [listed.remark] if listed.remark else []
     if not run.finished and not plan.learning.unbounded:
         notices.insert(0, f"Not complete: {len(rounds)} of {plan.learning.rounds} rounds are done.")
+    notices += [f"Changed between two starts of the server: {line}." for line in changed_settings(run.path)]
     incomplete = sum(bool(row.missing) for row in rounds)
     columns = {name: [float(getattr(row, name)) for row in rounds] for name in ("answered", "seconds")}
     return page_state(
@@ -92,7 +93,9 @@ def round_charts(
 
 
 def _headline(run: Run, rounds: list[ListedRound]) -> Headline:
-    beside = facts([("learners", run.plan.learning.learners)])
+    learning = run.plan.learning
+    total = "" if learning.unbounded else f" of {learning.rounds:,}"
+    beside = facts([("rounds done", f"{len(rounds):,}{total}"), ("learners", learning.learners)])
     if rounds:
         beside += facts([("median round", f"{statistics.median(row.seconds for row in rounds):.2f} s")])
-    return {"value": f"{len(rounds):,}", "label": "rounds under the promise", "beside": beside + latest_estimate(run)}
+    return federation_headline(run.telemetry(), run.plan, beside)

@@ -22,16 +22,19 @@ from veilstream.reports.page_kit import (
     PageState,
     Table,
     facts,
+    measure,
     page_html,
     page_policy,
     page_state,
     percent,
 )
+from veilstream.reports.quality import ALWAYS, against, beats, figure
 
-_LINES = {"model": "model", "majority": "majority", "mean": "mean", "no_change": "no change"}
+_LINES = {"model": "published model", **ALWAYS}
 _STATES = {
     "open": "Takes callers’ records now",
     "waiting": "Takes no caller’s record now",
+    "blocked": "Its disk cannot be written, so it takes and sends nothing",
     "ended": "The epoch has ended; nobody is taken any more",
 }
 _FORM = f"""<form method="post" action="{PERSON_PATH}" autocomplete="off">
@@ -67,18 +70,32 @@ def status_state(status: Mapping[str, Any], *, still: bool) -> PageState:
     notices = [
         "Exact figures from private records, for this machine only: they are never sent. Please do not pass them on."
     ]
+    if why := status.get("health", {}).get("why"):
+        notices.insert(0, f"{why}. Make room or repair the disk: the learner tries again by itself.")
     shown: dict[str, Any] = {}
     lists: list[Facts] = []
-    headline: Headline = {"value": sealed, "label": "rounds sealed", "beside": []}
+    headline: Headline = {
+        "sentence": "How good the model is, is not known yet: no record was predicted.",
+        "better": None,
+        "figures": [],
+        "beside": facts([("rounds done", sealed)]),
+    }
     if local is None:
         notices.append("This learner counts nothing.")
     else:
+        notices += [f"Warning. {warning['text']}. Look at the data." for warning in local.get("warnings", ())]
+        if local.get("warnings"):
+            notices.append(
+                "Nothing acts on a warning by itself, since the server would see it. `veilstream ledger pause` stops "
+                "rounds; `veilstream ledger resume` goes on and takes the newest records as usual."
+            )
         notices += local["notices"]
         score = local["score"]
         if score["records"]:
             headline = _headline(score, sealed, local["used"])
             shown = {"charts": {"learning": _charts(score)}, "results": _scores(score)}
-        lists = _counts(local)
+            lists = _recall(score)
+        lists += _counts(local)
     if ledger is not None:
         lists.append(_ledger(ledger))
     if status["refusals"]:
@@ -100,8 +117,8 @@ def status_state(status: Mapping[str, Any], *, still: bool) -> PageState:
     )
 
 
-def _figure(score: Mapping[str, Any], value: float) -> str:
-    return percent(value) if score["kind"] == "accuracy" else f"{value:.4g}"
+def _share(score: Mapping[str, Any]) -> bool:
+    return bool(score["kind"] == "accuracy")
 
 
 def _lines(figures: Mapping[str, Any]) -> list[str]:
@@ -109,13 +126,45 @@ def _lines(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _headline(score: Mapping[str, Any], sealed: str, used: int) -> Headline:
-    recent = score["recent"] if score["recent"]["records"] else score
-    others = [(_LINES[name], _figure(score, recent[name])) for name in _lines(recent) if name != "model"]
+    recent, share = score["recent"] if score["recent"]["records"] else score, _share(score)
+    others = {name: recent[name] for name in _lines(recent) if name != "model"}
+    best = (max if share else min)(others, key=lambda name: others[name])
+    better = beats(recent["model"], others[best], recent["records"], share=share)
+    model, unit = figure(recent["model"], share=share), f" ({score['label']})" if "label" in score and not share else ""
+    figures = [
+        measure(
+            model,
+            f"{score['kind']}{unit} of the published model on the last {recent['records']:,} records, before it "
+            "learned from them",
+            [(_LINES[name], figure(value, share=share)) for name, value in others.items()],
+        )
+    ]
+    if balanced := _balanced(score):
+        figures.append(measure(figure(balanced[0], share=True), "balanced accuracy since the start", balanced[1]))
     return {
-        "value": _figure(score, recent["model"]),
-        "label": f"{score['kind']} of the published model on the last {recent['records']:,} records, before their use",
-        "beside": facts([*others, ("records used", f"{used:,}"), ("rounds sealed", sealed)]),
+        "sentence": f"{score['kind'].capitalize()} {model}, {against(better)} {_LINES[best]} "
+        f"({figure(others[best], share=share)}).",
+        "better": better,
+        "figures": figures,
+        "beside": facts([("records used", f"{used:,}"), ("rounds done", sealed)]),
     }
+
+
+def _balanced(score: Mapping[str, Any]) -> tuple[float, list[tuple[str, str]]] | None:
+    """Mean recall over the labels that came, and what always the commonest one has; None for numbers."""
+    counts = score.get("by_label", {})
+    if len(counts) < 2:
+        return None
+    recall = [right / records for records, right in counts.values()]
+    return sum(recall) / len(recall), [(_LINES["majority"], figure(1.0 / len(recall), share=True))]
+
+
+def _recall(score: Mapping[str, Any]) -> list[Facts]:
+    each = [
+        (f"“{label}”, of {records:,} records", figure(right / records, share=True))
+        for label, (records, right) in score.get("by_label", {}).items()
+    ]
+    return [_listed("Recall: the share of each label that was found", each)] if each else []
 
 
 def _charts(score: Mapping[str, Any]) -> list[Chart]:
@@ -123,23 +172,25 @@ def _charts(score: Mapping[str, Any]) -> list[Chart]:
     if len(points) < 2:
         return []
     values = {_LINES[name]: np.array([[point[name] for point in points]], np.float64) for name in _lines(points[0])}
-    about = "Each record is predicted by the published model, before anything is learned from it."
+    about = "Each record is predicted by the published model of its round, before anything is learned from it."
     title = f"{score['kind'].capitalize()} over rounds"
     rounds = [point["round"] for point in points]
     return [chart("score", title, about, score["kind"], rounds, values, share=score["kind"] == "accuracy")]
 
 
 def _scores(score: Mapping[str, Any]) -> Table:
-    names = _lines(score)
+    names, share = _lines(score), _share(score)
     stretches = [("recently", score["recent"]), ("since the start", score)]
+    rows = [
+        [f"{when}, {figures['records']:,} records", *(figure(figures[name], share=share) for name in names)]
+        for when, figures in stretches
+        if figures["records"]
+    ]
     return {
         "columns": [score["kind"], *(_LINES[name] for name in names)],
-        "rows": [
-            [f"{when}, {figures['records']:,} records", *(f"{figures[name]:.4g}" for name in names)]
-            for when, figures in stretches
-            if figures["records"]
-        ],
-        "note": "Majority (or mean) and no change learn nothing: they predict the commonest label so far, or the last.",
+        "rows": rows,
+        "note": "What is predicted without a model knows the labels that came before: their commonest (or mean), or "
+        "the last one.",
         "main": None,
     }
 

@@ -22,16 +22,18 @@ import tomli_w
 from numpy.typing import NDArray
 
 from veilstream.errors import VeilstreamError
+from veilstream.federation.server.attendance import NO_CLIENTS
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.server_metrics import ServerMetrics
+from veilstream.learning.telemetry_estimates import Estimate
 from veilstream.plans.plan import Plan
 from veilstream.reports.federation_report import ROUND_CHARTS, federation_state, round_charts
 from veilstream.reports.live_state import LiveState
-from veilstream.reports.page_kit import Chart, Headline, Table, facts
-from veilstream.reports.telemetry import telemetry_charts
+from veilstream.reports.page_kit import Absence, Chart, Headline, Mark, Table, facts
+from veilstream.reports.telemetry import federation_headline, telemetry_charts
 from veilstream.runs.folder import Run
-from veilstream.runs.tables import read_rounds
+from veilstream.runs.tables import ListedEstimate, read_rounds
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +43,9 @@ _REDRAW_AFTER = 1000  # rounds that are appended to a chart before it is thinned
 _MOST_ROWS = 200
 _RECENT = 100
 _COLUMNS = ("seconds", "answered", "sent", "received")
-_TROUBLE = ("cannot take part", "left out", "void", "late", "away", "not enrolled")
+_GOOD, _PLAIN = ("answered", "asked", "done"), ("void", "sits out", "not enrolled")
+_SAID = {"away": "has been away", "sits out": "has sat out", "cannot take part": "has not been able to take part"}
+_MOST_ABSENT = 8
 
 
 class LiveFederation(LiveState):
@@ -72,6 +76,8 @@ class LiveFederation(LiveState):
             _log.warning("%s: %s", folder, earlier.remark)
         for row in earlier.rounds:
             self._rounds.add(row.round + 1, [row.seconds, row.answered, np.nan, np.nan])
+        told = self._run.telemetry()
+        self._first: list[ListedEstimate | Estimate] = [row for row in told if row.round == told[0].round]
         self._pending: list[tuple[int, list[float]]] = []
         self._bytes = (0, 0)
         self._appended, self._looked_at, self._telemetry_of = 0, -_TELEMETRY_EVERY_S, 0
@@ -152,13 +158,14 @@ class LiveFederation(LiveState):
         states = self._states()
         return {
             "headline": self._headline(Counter(states.values())),
+            "absent": self._absent(states),
             "results": self._table(states),
-            "notices": self._notices(states),
+            "notices": self._notices(),
         }
 
     def _states(self) -> dict[str, str]:
         here, fold = self._coordinator, self._coordinator.fold
-        answered, reachable, refused = set(fold.answered), here.reachable, here.refused
+        answered, reachable, refused, absences = set(fold.answered), here.reachable, here.refused, here.absences
         overdue = self._clock() - self._round_began > self._plan.federation.deadline_s
         states = {}
         for name, seat in fold.seats.items():
@@ -171,70 +178,90 @@ class LiveFederation(LiveState):
             elif name in answered:
                 states[name] = "answered"
             elif name not in here.seated:
-                states[name] = "not enrolled" if seat.state == "new" else "away"
+                states[name] = "not enrolled" if seat.state == "new" and name not in absences else "away"
             elif name not in reachable:
                 states[name] = "away"
+            elif name in absences and absences[name].why == NO_CLIENTS:
+                states[name] = "sits out"
             else:
                 states[name] = "late" if overdue or name in self._missed else "asked"
         return states
+
+    def _absent(self, states: Mapping[str, str]) -> list[Absence]:
+        """Who takes no part now, those for longest first; at most a few, the table has them all."""
+        found: list[Absence] = []
+        for name, now in states.items():
+            if now in _GOOD or now in ("void", "late", "not enrolled"):
+                continue
+            since, why = self._since_and_why(name, now)
+            said = now if since is None else _SAID.get(now, now)
+            found.append({"who": self._names[name], "now": said, "since": since, "why": why})
+        found.sort(key=lambda each: (each["since"] is None, each["since"]))
+        if (more := len(found) - _MOST_ABSENT) > 0:
+            found[_MOST_ABSENT:] = [{"who": f"{more} more", "now": "take no part", "since": None, "why": ""}]
+        return found
+
+    def _since_and_why(self, name: str, now: str) -> tuple[float | None, str]:
+        known = self._coordinator.absences.get(name)
+        if now in ("cannot take part", "left out"):
+            return None if known is None else known.since, "the server’s log says why, and what to do"
+        return (None, "") if known is None else (known.since, known.why)
 
     def _headline(self, counts: Mapping[str, int]) -> Headline:
         here, plan = self._coordinator, self._plan
         done, rounds, learners = here.round, here.terms.rounds, here.terms.learners
         unbounded = plan.learning.unbounded
-        present = counts["answered"] + counts["asked"] + counts["late"] + counts["done"]
-        beside = [("learners present", f"{present} of {learners}")]
-        troubles = ("late", "cannot take part", "left out", "void")
+        present = counts["answered"] + counts["asked"] + counts["late"] + counts["sits out"] + counts["done"]
+        beside = [("rounds done", f"{done:,}" if unbounded else f"{done:,} of {rounds:,}")]
+        if not unbounded:
+            beside.append(("rounds left", f"{rounds - done:,}"))
+        beside.append(("learners present", f"{present} of {learners}"))
+        troubles = ("late", "sits out", "cannot take part", "left out", "void")
         beside += [(word, str(counts[word])) for word in troubles if counts[word]]
         if fresh := sum(since is not None for _, since in self._since_start.values()):
             beside.append(("in a new epoch", str(fresh)))
-        if not unbounded:
-            beside.append(("privacy spent", f"{done:,} of {rounds:,} rounds"))
-            beside.append(("privacy left", f"{rounds - done:,} rounds"))
         recent = [s for s in self._rounds.recent("seconds", _RECENT) if s == s]
         if recent:
             beside.append(("median round", f"{statistics.median(recent):.2f} s"))
         if any(self._bytes):
             beside.append(("received", _amount(self._bytes[1])))
             beside.append(("sent", _amount(self._bytes[0])))
-        of = "rounds" if unbounded else f"of {rounds:,} rounds"
-        return {"value": f"{done:,}", "label": f"{of} under the promise", "beside": facts(beside)}
+        latest = [] if self._coordinator.telemetry is None else self._coordinator.telemetry.latest
+        self._first = self._first or list(latest)
+        return federation_headline([*self._first, *latest], plan, facts(beside))
 
     def _table(self, states: Mapping[str, str]) -> Table:
         fold, terms = self._coordinator.fold, self._coordinator.terms
         shown = list(states)
         if len(shown) > _MOST_ROWS:
-            shown.sort(key=lambda n: (states[n] not in _TROUBLE, n))
-        rows = []
+            shown.sort(key=lambda n: (states[n] in _GOOD, n))
+        rows: list[list[str | Mark]] = []
         for name in sorted(shown[:_MOST_ROWS]):
-            seat, (_, since) = fold.seats[name], self._since_start[name]
-            epoch = str(seat.epoch) + ("" if since is None else f", new since round {since}")
-            taken = str(seat.round)
+            seat, (_, new) = fold.seats[name], self._since_start[name]
+            epoch = str(seat.epoch) + ("" if new is None else f", new since round {new}")
+            taken, now = str(seat.round), states[name]
             left = "–" if self._plan.learning.unbounded else str(terms.rounds - seat.round)
-            rows.append([self._names[name], states[name], epoch, taken, left])
+            state: Mark = {"text": now, "mark": "good" if now in _GOOD else "plain" if now in _PLAIN else "bad"}
+            rows.append([self._names[name], state, taken, left, epoch])
         left_out = len(states) - len(rows)
         note = (
-            "Every client who took part has spent the whole promise, once; the noise that is left is "
-            "for clients who have not. Rounds are counted within a learner’s epoch."
+            "Each client’s promise holds from its one step on, for the whole run; how many rounds are done or left "
+            "changes nothing about it. Rounds that are left are places for people who have not come yet. Rounds are "
+            "counted within a learner’s epoch."
         )
         if left_out:
             note += f" {left_out:,} learners without trouble are not listed."
         return {
-            "columns": ["learner", "now", "epoch", "rounds taken part", "rounds left"],
+            "columns": ["learner", "now", "rounds taken part", "rounds left", "epoch"],
             "rows": rows,
             "note": note,
             "main": None,
         }
 
-    def _notices(self, states: Mapping[str, str]) -> list[str]:
+    def _notices(self) -> list[str]:
         if self._coordinator.finished:
             return ["All rounds are done; the server keeps serving models."]
-        stopped = [n for n, word in states.items() if word in ("cannot take part", "left out")]
-        if not stopped:
-            return []
-        who = ", ".join(self._names[name] for name in sorted(stopped)[:8])
-        more = f" and {len(stopped) - 8} more" if len(stopped) > 8 else ""
-        return [f"Not taking part: {who}{more}. The server’s log says why, and what to do."]
+        return []
 
     def _charts(self) -> list[Chart]:
         return round_charts(*self._rounds.table())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import Prepared, main_method
 from veilstream.reports.charts import held_out_chart, loss_chart, running_mean
 from veilstream.reports.live_state import LiveState
-from veilstream.reports.page_kit import Chart, Headline, facts, page_state, percent
+from veilstream.reports.page_kit import Chart, Headline, facts, measure, page_state
 from veilstream.reports.promise import promise_of
+from veilstream.reports.quality import named
 from veilstream.reports.report import legend_entry, report_state
 from veilstream.runs.folder import Run
 from veilstream.simulation.engine import evaluated_rounds
@@ -35,6 +36,8 @@ class LiveSimulation(LiveState):
         self._plan, self._clock, self._told_at = plan, clock, -_EVERY_S
         self._began, self._solved = clock(), 0
         self._names: list[str] = []
+        self._main = ""
+        self._known: list[tuple[str, float]] = []
         first = plan.run.first_seed
         self._seeds = list(range(first, first + plan.run.seeds))
         self._looks = evaluated_rounds(plan)
@@ -44,7 +47,7 @@ class LiveSimulation(LiveState):
         state = page_state(
             "simulation",
             plan.name,
-            self._headline(0, 0, None),
+            self._headline(0, 0),
             subtitle=plan.description,
             notices=[_NOTICE],
             seeds=self._seeds,
@@ -61,6 +64,7 @@ class LiveSimulation(LiveState):
         self._loss = np.full((len(methods), fits, rounds), np.nan, np.float32)
         self._held_out = np.full((len(methods), fits, len(self._looks)), np.nan, np.float32)
         main = methods[main_method(methods)]
+        self._main = main.plan.name
         self.change(
             {
                 "methods": [
@@ -72,6 +76,10 @@ class LiveSimulation(LiveState):
             }
         )
 
+    def compared(self, baselines: Mapping[str, Any]) -> None:
+        """Take what predictions without a model have, as summary.json names it."""
+        self._known = [(named(name, told), told["accuracy"]) for name, told in baselines.items() if "accuracy" in told]
+
     def progressed(self, progress: RunProgress) -> None:
         """A block of rounds is done; readers hear at most once a second, and of the last block."""
         if progress.measured is not None:
@@ -80,7 +88,7 @@ class LiveSimulation(LiveState):
         if moment - self._told_at < _EVERY_S and progress.done < progress.total:
             return
         self._told_at = moment
-        headline = self._headline(progress.done, progress.total, progress.accuracy)
+        headline = self._headline(progress.done, progress.total)
         self.change({"headline": headline, "charts": {"learning": self._charts()}})
 
     def solved(self, seeds: int) -> None:
@@ -107,7 +115,7 @@ class LiveSimulation(LiveState):
         looked = np.flatnonzero(np.isfinite(self._held_out).any(axis=(0, 1)))
         if looked.size:
             at = np.array(self._looks)[looked]
-            charts.append(held_out_chart(at, self._by_name(self._held_out[..., looked])))
+            charts.append(held_out_chart(at, self._by_name(self._held_out[..., looked]), self._known))
         done = np.flatnonzero(~np.isnan(self._loss).all(axis=(0, 1)))
         if done.size:
             so_far = self._loss[..., : done[-1] + 1]
@@ -119,14 +127,33 @@ class LiveSimulation(LiveState):
     def _by_name(self, values: NDArray[Any]) -> dict[str, NDArray[Any]]:
         return dict(zip(self._names, values, strict=True))
 
-    def _headline(self, done: int, total: int, accuracy: float | None) -> Headline:
+    def _headline(self, done: int, total: int) -> Headline:
         share = done / total if total else 0.0
-        beside = [("rounds", f"{done:,} of {total:,}")] if total else []
-        if accuracy is not None:
-            beside.append(("recent accuracy", percent(accuracy)))
+        rounds = self._plan.learning.rounds
+        beside = [("done", f"{100 * share:.0f} %"), ("rounds, all seeds", f"{done:,} of {total:,}")] if total else []
         if done:
             seconds = (self._clock() - self._began) * (1 - share) / share
             beside.append(("time left, about", f"{seconds:.0f} s"))
-        seeds = len(self._seeds)
-        label = f"done, {seeds} seed{'s' * (seeds != 1)}"
-        return {"value": f"{100 * share:.0f} %", "label": label, "beside": facts(beside)}
+        beside.append(("seeds", str(len(self._seeds))))
+        told = self._so_far()
+        if told is None:
+            sentence = f"How good the model is, is not known before the first of {rounds:,} rounds."
+            return {"sentence": sentence, "better": None, "figures": [], "beside": facts(beside)}
+        round_, accuracy = told
+        said = [f"{name} has {value:.3f}" for name, value in self._known]
+        compared = [(name, f"{value:.3f}") for name, value in self._known]
+        label = f"held-out accuracy of {self._main} after {round_:,} rounds"
+        return {
+            "sentence": "; ".join([f"Held-out accuracy {accuracy:.3f} so far", *said]) + ".",
+            "better": None,
+            "figures": [measure(f"{accuracy:.3f}", label, compared)],
+            "beside": facts(beside),
+        }
+
+    def _so_far(self) -> tuple[int, float] | None:
+        """The newest round at which the recommended method's held-out accuracy is known, and its mean over seeds."""
+        if self._main not in self._names:
+            return None
+        own = self._held_out[self._names.index(self._main)]
+        looked = np.flatnonzero(np.isfinite(own).any(axis=0))
+        return (self._looks[looked[-1]], float(np.nanmean(own[:, looked[-1]]))) if looked.size else None

@@ -33,12 +33,44 @@ class Fact(TypedDict):
     value: str
 
 
-class Headline(TypedDict):
-    """The one number of a page, and what stands beside it."""
+class Measure(TypedDict):
+    """A figure, and the same figure of what it is compared with."""
 
     value: str
     label: str
-    beside: list[Fact]
+    compared: list[Fact]
+
+
+class Headline(TypedDict):
+    """How good, compared with what: a sentence, and figures of which the first is drawn large."""
+
+    sentence: str
+    better: bool | None  # than what it is compared with; None: that is not known
+    figures: list[Measure]
+    beside: list[Fact]  # how far the run is
+
+
+class Mark(TypedDict):
+    """A state in a table: ``mark`` is good, bad or plain."""
+
+    text: str
+    mark: str
+
+
+class Shade(TypedDict):
+    """A count in a table, with its share of the row as the depth of its colour."""
+
+    text: str
+    share: float
+
+
+class Absence(TypedDict):
+    """Someone who takes no part now."""
+
+    who: str
+    now: str
+    since: float | None  # Unix time; the page says it in its reader's zone
+    why: str
 
 
 class Method(TypedDict):
@@ -56,7 +88,7 @@ class Table(TypedDict):
     """Rows of text; the row whose first cell is ``main`` stands out."""
 
     columns: list[str]
-    rows: list[list[str]]
+    rows: Sequence[Sequence[str | Mark | Shade]]
     note: str
     main: str | None
 
@@ -100,14 +132,16 @@ class PageState(TypedDict):
     kind: str  # simulation, federation, comparison or learner
     title: str
     subtitle: str
-    notices: list[str]
     headline: Headline | None
+    absent: list[Absence]
+    notices: list[str]
     promise: Promise | None
     methods: list[Method]
     main: str | None
     seeds: list[int]
     charts: dict[str, list[Chart]]  # by section: learning, telemetry, rounds, noise
     results: Table | None
+    labels: Table | None  # what became of the records of each label
     facts: list[Facts]
     audit: Mapping[str, Any] | None
     provenance: Provenance | None
@@ -121,14 +155,16 @@ def page_state(kind: str, title: str, headline: Headline | None, **given: Any) -
         "kind": kind,
         "title": title,
         "subtitle": "",
-        "notices": [],
         "headline": headline,
+        "absent": [],
+        "notices": [],
         "promise": None,
         "methods": [],
         "main": None,
         "seeds": [],
         "charts": {},
         "results": None,
+        "labels": None,
         "facts": [],
         "audit": None,
         "provenance": None,
@@ -143,6 +179,11 @@ def page_state(kind: str, title: str, headline: Headline | None, **given: Any) -
 def facts(pairs: Sequence[tuple[str, Any]]) -> list[Fact]:
     """Labels with their values as text."""
     return [{"label": label, "value": str(value)} for label, value in pairs]
+
+
+def measure(value: str, label: str, compared: Sequence[tuple[str, str]] = ()) -> Measure:
+    """A figure of the headline."""
+    return {"value": value, "label": label, "compared": facts(compared)}
 
 
 def percent(value: float) -> str:

@@ -12,6 +12,7 @@ class Promise(TypedDict):
     """What a page or a statement says about a guarantee."""
 
     symbols: str
+    reach: str  # whom it is given to, and for how long
     words: str
     formula: str
     rests: list[str]
@@ -27,6 +28,7 @@ CONTENT_DECIDES_NOTHING = (
 
 _NOTHING: Promise = {
     "symbols": "no promise",
+    "reach": "nothing is promised to anyone",
     "words": "This run adds no noise, or noise that protects no one: nothing is promised.",
     "formula": "",
     "rests": [],
@@ -46,6 +48,7 @@ def promise_of(guarantee: Guarantee | None, *, simulated: bool) -> Promise:
     swapped = "anyone else’s" if g.neighbours is Neighbours.REPLACE_ONE else "an empty one"
     return {
         "symbols": f"ε = {epsilon}, δ = {delta}",
+        "reach": _reach(g, simulated),
         "words": (
             f"Someone who reads everything that leaves a learner in {steps}, and even chooses every next model, "
             f"can hardly tell your record from {swapped}: reading it makes no conclusion more than "
@@ -68,6 +71,13 @@ def promise_of(guarantee: Guarantee | None, *, simulated: bool) -> Promise:
         ],
         "remarks": [text[:1].upper() + text[1:] + "." for text in g.remarks],
     }
+
+
+def _reach(g: Guarantee, simulated: bool) -> str:
+    given = "what deployed learners promise each client" if simulated else "promised to each client"
+    if g.epochs > 1:
+        return f"{given} in an epoch; in all {g.epochs} together ε = {g.epsilon_over_epochs:.4g}"
+    return f"{given}, " + ("however long it runs" if g.endless else "for the whole run")
 
 
 def _rests(g: Guarantee, simulated: bool) -> list[str]:

@@ -7,33 +7,23 @@ from pathlib import Path
 
 from veilstream.privacy.guarantee import Accounting, Guarantee
 from veilstream.reports.federation_report import federation_state, write_federation_report
-from veilstream.reports.page_kit import (
-    REPORT,
-    Headline,
-    Method,
-    PageState,
-    Table,
-    cell,
-    page_state,
-    percent,
-    write_page,
-)
+from veilstream.reports.page_kit import REPORT, Method, PageState, Table, cell, page_state, write_page
 from veilstream.reports.promise import promise_of
 from veilstream.reports.provenance import audit_of, provenance_of
+from veilstream.reports.quality import (
+    baseline_cell,
+    figure_names,
+    label_table,
+    method_verdicts,
+    named,
+    simulation_headline,
+)
 from veilstream.reports.simulation_charts import learning_charts, noise_charts
 from veilstream.reports.telemetry import telemetry_charts
 from veilstream.runs.folder import Run
 from veilstream.runs.summary import SimulationSummary
 
-FIGURES = {
-    "held_out_accuracy": "held-out accuracy",
-    "prequential_accuracy": "prequential accuracy",
-    "rmse": "held-out error",
-    "explained": "share explained",
-    "average_loss": "average loss",
-    "dynamic_regret": "dynamic regret",
-    "static_regret": "static regret",
-}
+FIGURES = figure_names(None)
 
 
 def write_report(run: Run) -> Path:
@@ -57,11 +47,13 @@ def report_state(run: Run) -> PageState:
             f"Not complete: {summary.rounds} of {run.plan.learning.rounds} rounds. "
             "veilstream run --resume continues it."
         )
+    if summary.verdict is not None:
+        notices += [f"To try: {text}." for text in summary.verdict.advice]
     notices += [f"{method.name} {method.remark}." for method in summary.methods.values() if method.remark]
     return page_state(
         "simulation",
         summary.name,
-        _headline(summary),
+        simulation_headline(summary),
         subtitle=run.plan.description,
         notices=notices,
         promise=promise_of(summary.main.guarantee, simulated=True),
@@ -70,6 +62,8 @@ def report_state(run: Run) -> PageState:
         seeds=list(summary.seeds),
         charts={"learning": learning_charts(run), "telemetry": telemetry_charts(run), "noise": noise_charts(run)},
         results=_results(summary),
+        labels=label_table(summary.main),
+        facts=method_verdicts(summary),
         audit=audit_of(run),
         provenance=provenance_of(run),
     )
@@ -85,32 +79,6 @@ def legend_entry(name: str, mechanism: str | None, promise: Guarantee | None) ->
     return {"name": name, "label": label, "group": group, "mechanism": mechanism, "private": promise is not None}
 
 
-def _headline(summary: SimulationSummary) -> Headline:
-    main = summary.main
-    kinds = (
-        ("held_out_accuracy", "held-out accuracy", percent),
-        ("explained", "of the variance explained", percent),
-        ("average_loss", "average loss", "{:.4g}".format),
-    )
-    key, label, form = next((kind for kind in kinds if kind[0] in main.final), ("", "", str))
-    if not key:
-        return {"value": "diverged", "label": f"{main.name}: no final figure", "beside": []}
-    others = [
-        m
-        for m in summary.methods.values()
-        if m is not main
-        and key in m.final
-        and (m.mechanism is None or (m.mechanism == "independent" and m.budget == main.budget))
-    ]
-    seeds = len(summary.seeds)
-    spread = f"± {form(main.final[key].std)} over {seeds} seeds" if seeds > 1 else "one seed"
-    return {
-        "value": form(main.final[key].mean),
-        "label": f"{label}, {main.name}, {spread}",
-        "beside": [{"label": m.name, "value": form(m.final[key].mean)} for m in others[:3]],
-    }
-
-
 def shown_figures(finals: Iterable[Iterable[str]]) -> list[str]:
     """Keys of `FIGURES` that some method has."""
     there = {key for final in finals for key in final}
@@ -118,14 +86,20 @@ def shown_figures(finals: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _results(summary: SimulationSummary) -> Table:
-    keys = shown_figures(m.final for m in summary.methods.values())
+    keys, names = shown_figures(m.final for m in summary.methods.values()), figure_names(summary.unit)
     regret = "; regret is per step" if any("regret" in key for key in keys) else ""
+    rows = [
+        [m.name, m.protects, f"{m.noise_std:.3g}", *(cell(m.final.get(key)) for key in keys)]
+        for m in summary.methods.values()
+    ]
+    rows += [
+        [named(name, told), "–", "–", *(baseline_cell(summary, name, key) for key in keys)]
+        for name, told in summary.baselines.items()
+    ]
     return {
-        "columns": ["method", "protects (ε, δ)", "noise std V", *(FIGURES[key] for key in keys)],
-        "rows": [
-            [m.name, m.protects, f"{m.noise_std:.3g}", *(cell(m.final.get(key)) for key in keys)]
-            for m in summary.methods.values()
-        ],
-        "note": f"Mean ± standard deviation over {len(summary.seeds)} seeds{regret}. Data: {summary.data}.",
+        "columns": ["method", "protects (ε, δ)", "noise std V", *(names[key] for key in keys)],
+        "rows": rows,
+        "note": f"Mean ± standard deviation over {len(summary.seeds)} seeds{regret}. Accuracy, recall, AUC, log loss "
+        f"(calibrated) and RMSE are of held-out records. Data: {summary.data}.",
         "main": summary.main.name,
     }

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.privacy.guarantee import Guarantee
-from veilstream.reports.charts import chart, held_out_chart, loss_chart, running_mean, window_means
+from veilstream.reports.charts import chart, held_out_chart, levels, loss_chart, running_mean, window_means
 from veilstream.reports.page_kit import Chart
+from veilstream.reports.quality import baseline_figures, loss_levels
 from veilstream.runs.folder import Run
 
 Floats = NDArray[np.float64]
@@ -21,15 +22,18 @@ def learning_charts(run: Run) -> list[Chart]:
     """Accuracy, loss and regret over rounds, with every seed."""
     summary, charts = run.simulation, []
     if run.has_held_out:
-        charts.append(held_out_chart(*run.held_out_accuracy()))
+        charts.append(held_out_chart(*run.held_out_accuracy(), baseline_figures(summary, "held_out_accuracy")))
     right = _history(run, "prequential_accuracy")
     if any(np.isfinite(values).any() for values in right.values()):
         ends, windows = _in_windows(right)
         stretch = max(1, round(summary.rounds / len(ends)))
         about = f"Each client is predicted before the model learns from it; means over {stretch} rounds."
-        charts.append(chart("prequential", "Prequential accuracy", about, "accuracy", ends, windows, share=True))
+        known = levels([(f"{name}, held out", value) for name, value in baseline_figures(summary, "held_out_accuracy")])
+        title = "Prequential accuracy"
+        charts.append(chart("prequential", title, about, "accuracy", ends, windows, share=True, lines=known))
     loss = _history(run, "loss")
-    charts.append(loss_chart({name: running_mean(values) for name, values in loss.items()}))
+    means = {name: running_mean(values) for name, values in loss.items()}
+    charts.append(loss_chart(means, loss_levels(run.plan, summary)))
     if summary.comparators is not None:
         best = _history(run, "optimum")
         about = "Loss above the least that any model could have in the same round, averaged so far."

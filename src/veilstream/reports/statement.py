@@ -25,7 +25,7 @@ from veilstream.reports.promise import promise_of
 from veilstream.reports.provenance import audit_of
 from veilstream.runs.folder import Run
 from veilstream.runs.released_model import plan_digest
-from veilstream.runs.tables import damaged, table_rows
+from veilstream.runs.tables import changed_settings, damaged, table_rows
 from veilstream.wording import hidden, shown
 
 _DOMAIN = b"veilstream privacy statement 1\n"
@@ -153,6 +153,10 @@ def _parts(run: Run, head: RunHead, agreed: list[str], now: float) -> Parts:
             "Plan and run",
             [
                 f"Plan {plan.name}, SHA-256 {plan_digest(plan)}.",
+                *(
+                    f"Changed between two starts, and no part of the terms: {line}."
+                    for line in changed_settings(run.path)
+                ),
                 f"Terms, SHA-256 {head.terms}.",
                 f"Run {head.run}, started {versions['began']}, veilstream {versions['veilstream']}, commit "
                 f"{versions['commit']}, as versions.json says.",

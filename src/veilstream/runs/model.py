@@ -169,6 +169,23 @@ class Model:
             raise InputError("model", self.source, rule, "its file is damaged: fetch or export it again")
 
     @property
+    def facts(self) -> dict[str, str]:
+        """What it is, as texts: for formats that keep such beside the numbers."""
+        promise = self.guarantee
+        said = "none: this method protects no one" if promise is None else str(promise)
+        return {
+            "format": "veilstream model",
+            "name": self.plan.name,
+            "run": self.run,
+            "round": str(self.round),
+            "rounds": str(self.rounds),
+            "sha256": self.sha256,
+            "task": self.plan.learning.task,
+            "promise": f"a simulation, which protects no one; deployed: {said}" if self.simulated else said,
+            "plan": self.released.plan_toml,
+        }
+
+    @property
     def shape(self) -> tuple[int, ...] | None:
         """Shape of one encoded record; None where nobody says."""
         return TaskDetails.of(self.task).features_shape

@@ -60,6 +60,19 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[s
         yield line, dict(zip(header, cells, strict=True))
 
 
+def changed_settings(folder: Path) -> list[str]:
+    """What an operator changed of how people wait for each other, between two starts of a server."""
+    path = folder / "operations.csv"
+    if not path.exists():
+        return []
+    rows = table_rows(path, ("time", "round", "operation", "about", "why"))
+    return [
+        f"{row['about']} from {row['why']}, after round {row['round']}"
+        for _, row in rows
+        if row["operation"] == "setting"
+    ]
+
+
 def cell_number(path: Path, line: int, cell: str) -> float:
     """The number in a cell, NaN for an empty one."""
     try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.learning.tasks import Task, check_members
@@ -19,6 +20,7 @@ from veilstream.research.comparators import Comparators, comparators, has_compar
 from veilstream.runs.folder import Run, check_folder, latest_folder, new_folder, versions
 from veilstream.runs.start import kept_start, starting_model
 from veilstream.simulation.engine import memory_of
+from veilstream.simulation.final_figures import FinalFigures
 from veilstream.simulation.noise_source import noise_place_of
 from veilstream.simulation.records import check_stream, check_task
 from veilstream.simulation.run_tables import RunTables, write, write_json
@@ -51,6 +53,7 @@ def simulate(
     processes: int = 1,
     on_notices: Callable[[list[str]], None] = _log_notices,
     on_prepared: Callable[[list[Prepared]], None] = lambda _: None,
+    on_baselines: Callable[[Mapping[str, Any]], None] | None = None,
     on_progress: Callable[[RunProgress], None] = lambda _: None,
     on_solving: Callable[[int], None] = lambda _: None,
     on_written: Callable[[Run], object] = lambda _: None,
@@ -74,6 +77,7 @@ def simulate(
         on_notices: called before anything runs with what to know of the records, as that they do
             not last for the horizon; logged as warnings where it is left out.
         on_prepared: called with the calibrated methods before anything runs.
+        on_baselines: called with summary.json's ``baselines``, of the first seed, before anything runs.
         on_progress: called with a `RunProgress` after every block of rounds.
         on_solving: called with 1 for each seed whose regret has been worked out.
         on_written: called with the folder once its tables are written, also of a run that was
@@ -124,6 +128,9 @@ def simulate(
     if isinstance(own_stream, TableStream) and own_stream.report.notices:
         on_notices(own_stream.report.notices)
     on_prepared(prepared)
+    if on_baselines is not None:
+        figures = FinalFigures.of(plan, own_task, own_stream, [plan.run.first_seed])
+        on_baselines({} if figures is None else figures.baselines())
     batches = SeedBatches.of(folder, plan, prepared, own_task, own_stream, processes)
     made: dict[int, Results] = {}
     began = time.monotonic()

@@ -103,6 +103,17 @@ class LearnerKeys:
     @classmethod
     def load(cls, path: Path) -> LearnerKeys:
         """Read KEYS/learners/NAME."""
+        if not (path / "server.pub").exists() and path.is_dir():
+            around = (path, path / "learners", path.parent / "learners")
+            found = sorted(str(own.parent) for folder in around for own in folder.glob("*/server.pub"))
+            server = (
+                "these are the server's keys, which no learner may hold" if (path / "learners.json").exists() else ""
+            )
+            there = (
+                f"--keys {found[0]}" if found else "it is KEYS/learners/NAME, as `veilstream keys make KEYS` made it"
+            )
+            rule = "a learner's folder of keys (identity.key, server.pub)"
+            raise InputError("keys", str(path), rule, "; ".join(filter(None, [server, there])))
         identity = PrivateKey.load(path / "identity.key")
         name = read_text(path / "name").strip()
         if path.resolve().name != name:

@@ -59,15 +59,30 @@ def read_token(path: Path) -> str:
 
 
 def page_link(address: tuple[str, int], token: str) -> str:
-    """Ask a running learner for a link to its page; on loopback only, since the token goes along."""
-    host, port = address
-    if not is_loopback(host):
-        raise InputError("--learner-api", host, "a loopback address", "ask on the learner's machine")
-    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    """Ask a running learner for a link to its page."""
+    link = _asked(address, token, "/page/link").get("link")
+    if not isinstance(link, str) or not link.startswith(f"http://{_shown(address)}/page?once="):
+        raise _no_learner(address)
+    return link
+
+
+def tell_to_pause(address: tuple[str, int], token: str, *, pause: bool) -> bool:
+    """Have a running learner begin no round, or go on; whether it pauses now."""
+    paused = _asked(address, token, "/pause" if pause else "/resume").get("paused")
+    if not isinstance(paused, bool):
+        raise _no_learner(address)
+    return paused
+
+
+def _asked(address: tuple[str, int], token: str, path: str) -> dict[str, object]:
+    """Ask on loopback only, since the token goes along."""
+    if not is_loopback(address[0]):
+        raise InputError("--learner-api", address[0], "a loopback address", "ask on the learner's machine")
+    at = _shown(address)
     headers = {"Authorization": f"Bearer {token}", "Content-Length": "0"}
     try:
         answer = send_request(
-            f"http://{at}/page/link", method="POST", headers=headers, most_bytes=1 << 14, timeout_s=_ASK_S
+            f"http://{at}{path}", method="POST", headers=headers, most_bytes=1 << 14, timeout_s=_ASK_S
         )
     except VeilstreamError:
         raise ProtocolError(
@@ -80,7 +95,15 @@ def page_link(address: tuple[str, int], token: str) -> str:
         said = read_json(answer.body)
     except InvalidJson:
         said = None
-    link = said.get("link") if isinstance(said, dict) else None
-    if not isinstance(link, str) or not link.startswith(f"http://{at}/page?once="):
-        raise ProtocolError(f"what answers at {at} is not a learner API", "check --learner-api")
-    return link
+    if not isinstance(said, dict):
+        raise _no_learner(address)
+    return said
+
+
+def _shown(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _no_learner(address: tuple[str, int]) -> ProtocolError:
+    return ProtocolError(f"what answers at {_shown(address)} is not a learner API", "check --learner-api")

@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 _CLOCKS_APART_S = 3600
 _STOPPED = "it has stopped (its own log says why)"
 _WAITS = "rounds are sat out, and cost nothing, until more come"
+_SAT_OUT = "rounds are sat out, and cost nothing, until `veilstream ledger resume`"
 
 
 class Daemon:
@@ -72,7 +73,7 @@ class Daemon:
         self._said_why = ""
         self._instance = secrets.token_hex(8)
         self._busy = threading.Lock()
-        self._lines = RepeatedLines()
+        self._lines, self._late = RepeatedLines(), RepeatedLines()
         self._closing = threading.Event()
         window_s = source.window_s if isinstance(source, WaitingSource) else None
         self._replies: ReplyTimes | None
@@ -166,6 +167,11 @@ class Daemon:
         if request.kind == "end":
             return self._end(request, answers)
         self._join(request)
+        if (why := self._of_lost_epoch(request)) is not None:
+            line = self._lines.add("the server", "lost epoch", f"{why}: the server asks who is here and goes on")
+            if line is not None:
+                _log.info("%s", line)
+            return Reply("refusal", self._keys.name, answers, {"why": why})
         release = self._release(request)
         if release is None:
             return Reply("absent", self._keys.name, answers)
@@ -241,6 +247,13 @@ class Daemon:
                 f"check both clocks (at most {_CLOCKS_APART_S} s apart); someone may have sent an old request again",
             )
 
+    def _of_lost_epoch(self, request: Request) -> str | None:
+        """What is asked for, if it belongs to an epoch whose store was lost: the server does not know that yet."""
+        sealed, epoch = request.acknowledged, self.learner.epoch
+        if request.epoch >= epoch or sealed is None or self.learner.ledger.knows_message(*sealed):
+            return None
+        return f"a request for epoch {request.epoch} at a learner whose epoch is {epoch}"
+
     def _release(self, request: Request) -> Release | None:
         """Do the round, or repeat its sealed release; a round begun with another x is finished.
 
@@ -248,13 +261,6 @@ class Daemon:
         """
         learner, r = self.learner, request.round
         x = self._models(request)
-        sealed = request.acknowledged
-        if request.epoch < learner.epoch and sealed is not None and not learner.ledger.knows_message(*sealed):
-            # Of an epoch whose store was lost: the server has not asked yet who is here now.
-            raise ProtocolError(
-                f"a request for epoch {request.epoch} at a learner whose epoch is {learner.epoch}",
-                "the server asks who it is and goes on; nothing needs to be done",
-            )
         if r == learner.round - 1:
             learner.check_acknowledged(request.acknowledged)
             return learner.sealed_release()
@@ -278,8 +284,16 @@ class Daemon:
             self._let_callers_go()
             self._hold(r, started)
 
+    @property
+    def paused(self) -> bool:
+        """Whether the person beside the data has paused this learner: no round begins."""
+        return self.account is not None and self.account.paused
+
     def _clients_wait(self) -> bool:
         learner = self.learner
+        if self.paused:
+            self._say(logging.WARNING, f"paused by the person beside the data: {_SAT_OUT}")
+            return False
         try:
             ready = self._source.ready(
                 self._min_clients, learner.terms.local_steps * learner.terms.clients_per_step, learner.may_take
@@ -337,13 +351,14 @@ class Daemon:
         due = self._replies.due(started, done)
         late = due - started - self._replies.after_s
         if late > 0 and self._replies.tells_of_late_replies:
-            _log.warning(
-                "round %d is answered %g s late, and how late may depend on clients: set "
-                "--reply-after to more than %g seconds",
-                r,
-                late,
-                self._replies.after_s + late,
+            most = self._replies.after_s + late
+            text = (
+                f"round {r} is answered {late:g} s late, and how late may depend on clients: set "
+                f"--reply-after to more than {most:g} seconds"
             )
+            for line in (*self._late.due(), self._late.add("this machine", "late", text)):  # one a minute
+                if line is not None:
+                    _log.warning("%s", line)
         self._wait(due - done)
 
     def _wait(self, seconds: float) -> None:

@@ -9,6 +9,7 @@
     GET /metrics                                     the counts, for Prometheus on this machine
     GET /page                                        the same as a web page
     POST /page/link                                  a link that opens the page once (`access`)
+    POST /pause, /resume                             begin no round, by a person's decision; go on
     POST /person   {"client": "..."}                 whether this person took part
     /page/person                                     the same as a form, which also needs the token
 
@@ -124,6 +125,8 @@ class LearnerApi:
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route(LocalPage.PATH, self._show_page, methods=["GET"]),
                 Route(LocalPage.LINK_PATH, self._link, methods=["POST"]),
+                Route("/pause", self._pause, methods=["POST"]),
+                Route("/resume", self._resume, methods=["POST"]),
                 Route("/person", self._person, methods=["POST"]),
                 Route(PERSON_PATH, self._show_form, methods=["GET"]),
                 Route(PERSON_PATH, self._answer_form, methods=["POST"]),
@@ -272,6 +275,21 @@ class LearnerApi:
         still = "still" in request.query_params
         shown = page.pages.status_html(self.status(), still=still)
         return HTMLResponse(shown, headers={**_SAFE, **page.headers(reload=not still)})
+
+    async def _pause(self, _: Request) -> Response:
+        return self._told(paused=True)
+
+    async def _resume(self, _: Request) -> Response:
+        return self._told(paused=False)
+
+    def _told(self, *, paused: bool) -> Response:
+        account = self._daemon.account
+        if account is None:
+            raise RefusedRequest("this learner counts nothing", status=404, reason="path or method")
+        account.pause_rounds() if paused else account.go_on()
+        said = "paused: no round begins" if paused else "goes on; what records say now is taken as usual"
+        _log.warning("learner %s %s (asked through its API)", self._daemon.name, said)
+        return _json(200, {"paused": account.paused})
 
     async def _person(self, request: Request) -> Response:
         said = await self._json_of(request)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import threading
 import time
@@ -26,13 +27,17 @@ from numpy.typing import NDArray
 from veilstream.deployment.learner import Learner
 from veilstream.federation.learner.prequential_score import Score, ScoreHistory
 from veilstream.federation.learner.published_model import PublishedModel
+from veilstream.federation.learner.record_guard import GuardWarning, RecordGuard
 from veilstream.files import write_file
 from veilstream.learning.tasks import Sample
+from veilstream.plans.records import schema_of
 from veilstream.records.admission import Answer
 from veilstream.records.baselines import LabelBaselines
 from veilstream.records.schema import Encoded, Refusal
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.table_source import RowCounts, TableSource
+
+_log = logging.getLogger(__name__)
 
 _WRITE_EVERY_S = 1.0
 _AT_ONCE = 256
@@ -97,6 +102,11 @@ class LocalAccount:
         self.score = Score()
         self._history = ScoreHistory(self.score)
         self._waiting: list[tuple[Any, float]] = []
+        schema = schema_of(learner.plan) if learner.plan.data.kind == "table" else None
+        self.guard = RecordGuard(schema, classifies=bool(learner.task.classifies), say=_say_warning)
+        self._guard_failed = False
+        self.paused = False
+        """Whether the person beside the data has stopped this learner from beginning rounds."""
         self._first_round_at: float | None = None
         self._rounds_since, self._written_at = 0, -math.inf
         self._clipped_before, self._failed_before = learner.steps.clipped, learner.steps.metrics_failed
@@ -134,6 +144,7 @@ class LocalAccount:
             self._first_round_at = self._clock()
         else:
             self._rounds_since += 1
+        self._watch(lambda: self.guard.passed(self._rows))
         self._predict()
         self._history.round_ends(counts.rounds, self.score)
         counts.clipped += learner.steps.clipped - self._clipped_before
@@ -148,13 +159,43 @@ class LocalAccount:
             return
         with contextlib.suppress(Exception), np.errstate(all="ignore"):
             features = np.stack([features for features, _ in waiting]).astype(np.float32)
-            predicted = self._said(features)
-            if predicted is None:
+            targets = np.array([target for _, target in waiting])
+            self._watch(lambda: self.guard.took(features, targets))
+            said = self._said(features)
+            if said is None or said.shape != (len(waiting),):
                 return
-            if predicted.shape != (len(waiting),):
-                return
+            predicted = said
+            self._watch(lambda: self.guard.predicted(predicted, targets))
             for one, (_, target) in zip(predicted.tolist(), waiting, strict=True):
                 self.score.take(one, target, classifies=task.classifies)
+
+    def _watch(self, look: Callable[[], None]) -> None:
+        """Let the guard look; whatever happens to it, the learner goes on."""
+        try:
+            with self._changing:
+                look()
+        except Exception as error:  # its text might quote a record
+            if not self._guard_failed:
+                _log.warning("the guard of records failed (%s): not everything is compared", type(error).__name__)
+            self._guard_failed = True
+
+    @property
+    def warnings(self) -> tuple[GuardWarning, ...]:
+        """What is unusual about the newest records; nothing acts on it by itself."""
+        with self._changing:
+            return self.guard.warnings
+
+    def go_on(self) -> None:
+        """The person beside the data has looked: end a pause, and take newest records as usual."""
+        self.paused = False
+        with self._changing:
+            self.guard.accept()
+        self.save()
+
+    def pause_rounds(self) -> None:
+        """Begin no round until `go_on`, also after a restart."""
+        self.paused = True
+        self.save()
 
     def _said(self, features: NDArray[np.float32]) -> NDArray[np.float64] | None:
         if self.published is not None:
@@ -186,6 +227,7 @@ class LocalAccount:
                 "published": None if self.published is None else self.published.facts,
                 "records": self.score.records,
                 **self.score.shown(**scale),
+                **self._in_words(scale["classifies"]),
                 "recent": self._history.recent(**scale),
                 "over_rounds": self._history.points(**scale),
             },
@@ -193,8 +235,22 @@ class LocalAccount:
             "places_left": None if left is None else self._places_left(left),
             "rounds_left": left,
             "seconds_left": self._seconds_left(left),
+            "paused": self.paused,
+            "warnings": [asdict(warning) | {"text": warning.text} for warning in self.warnings],
             "notices": self._notices(),
         }
+
+    def _in_words(self, classifies: bool) -> dict[str, Any]:
+        """The label's name, and how many records of each label the model got right, in the plan's words."""
+        plan = self._learner.plan
+        named = schema_of(plan).label if plan.data.kind == "table" and plan.data.encode is None else None
+        found: dict[str, Any] = {} if named is None else {"label": named.name}
+        if classifies:
+            found["by_label"] = {
+                str(label if named is None else named.in_units(label)): list(counts)
+                for label, counts in self.score.by_label().items()
+            }
+        return found
 
     def _notices(self) -> list[str]:
         notices = [self.pause] if self.pause else []
@@ -235,7 +291,14 @@ class LocalAccount:
             rows = asdict(replace(self._rows, refused=Counter(), clamped=Counter()))
             rows["clamped"] = dict(self._rows.clamped)
             rows["refused"] = [[r.reason, r.column, c] for r, c in self._rows.refused.items()]
-        kept = {"counts": asdict(self.counts), "rows": rows, "score": asdict(self.score), "history": self._history.kept}
+            guard = self.guard.kept
+        kept: dict[str, Any] = {
+            "counts": asdict(self.counts),
+            "rows": rows,
+            "score": asdict(self.score),
+            "history": self._history.kept,
+        }
+        kept |= {"guard": guard, "paused": self.paused}
         with contextlib.suppress(OSError):
             text = json.dumps({"version": 1, "kept": kept, "shown": self.as_dict()}, indent=1)
             write_file(self._path, text + "\n", partial=f".{self._path.name}.new")
@@ -257,6 +320,19 @@ class LocalAccount:
         self.counts, self.score, self._history = counts, score, history
         for name, value in vars(found).items():  # a table goes on counting in the same object
             setattr(self._rows, name, value)
+        self.paused = kept.get("paused") is True
+        try:
+            self.guard.resume(kept["guard"], self._rows)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            _log.info("what was usual for records is learned anew: the file beside the store does not say it")
+
+
+def _say_warning(warning: GuardWarning, begins: bool) -> None:
+    fields = {"event": "records changed" if begins else "records as before"}
+    if begins:
+        _log.warning("%s. Look at the data; `veilstream ledger pause` stops rounds", warning.text, extra=fields)
+    else:
+        _log.info("%s: as before, or accepted", warning.column or "predictions", extra=fields)
 
 
 def account_line(shown: dict[str, Any]) -> str:

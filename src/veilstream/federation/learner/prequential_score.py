@@ -17,7 +17,7 @@ RECENT_RECORDS = 100
 """The recent score is that of the last rounds with at least so many records."""
 
 _MOST_STRETCHES = 400
-_MOST_POINTS = 60
+_MOST_POINTS = 30
 _LEAST_RECORDS = 20  # a point of fewer would be mostly chance
 
 
@@ -41,14 +41,18 @@ class Score:
     majority: float = 0.0
     no_change: float = 0.0
     labels: LabelBaselines = field(default_factory=LabelBaselines)
+    right: dict[str, int] = field(default_factory=dict)
+    """How many records of each label the model predicted right."""
     total: float = 0.0
     last: float = 0.0
 
     def take(self, predicted: float, target: float, *, classifies: bool) -> None:
         """Count one record: first predict, then look."""
         if classifies:
-            right = self.labels.take(repr(target))
+            label = repr(target)
+            right = self.labels.take(label)
             self.model += predicted != target
+            self.right[label] = self.right.get(label, 0) + (predicted == target)
             self.majority += not right.majority
             self.no_change += not right.no_change
         else:
@@ -64,6 +68,15 @@ class Score:
     def errors(self) -> tuple[float, float, float]:
         """Errors of the model, of the majority label (or mean), and of no change."""
         return self.model, self.majority, self.no_change
+
+    def by_label(self) -> dict[float, tuple[int, int]]:
+        """For each label that came: how many records had it, and how many of these the model got right.
+
+        Nothing where the count was begun by a version that did not keep it.
+        """
+        if sum(self.right.values()) != self.records - self.model:
+            return {}
+        return {float(label): (count, self.right.get(label, 0)) for label, count in sorted(self.labels.counts.items())}
 
     def shown(self, *, classifies: bool, unit: float) -> dict[str, float]:
         """Accuracies, or root mean squared errors in the label's own units."""

@@ -172,6 +172,7 @@ class LearnerService:
                 account=account,
                 published=PublishedModel(learner, published_path(self.store)),
             )
+            self.health.warnings = lambda: [warning.text for warning in account.warnings]
             stack.callback(account.save)
             stack.callback(daemon.close)
             if self.learner_api is not None:

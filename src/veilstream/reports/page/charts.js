@@ -14,6 +14,8 @@
   var PLAIN = ["#1c1d1f", "#f2f2f2"];
   var MORE = [["#0072B2", "#4DB1EE"], ["#D55E00", "#FF8A3D"], ["#007A5A", "#2FCB9E"], ["#B0558A", "#E79AC4"],
     ["#A66F00", "#F2B134"], ["#2E8FC9", "#8FD0F7"], ["#5B3FA8", "#B39DF0"], ["#8C564B", "#C79486"]];
+  var WHOLE = [];  // steps of an axis of counts
+  for (var power = 0; power < 13; power++) [1, 2, 5].forEach(function (digit) { WHOLE.push(digit * Math.pow(10, power)); });
   var DASHES = [null, [7, 4], [2, 3], [9, 3, 2, 3], [12, 5], [4, 2, 1, 2]];
 
   function dark() { return document.documentElement.dataset.theme === "dark"; }
@@ -88,8 +90,15 @@
     }
     return values.map(function (v) {
       if (v === null || v === undefined) return "";
-      return Math.abs(v) >= 1e5 || (v !== 0 && Math.abs(v) < 1e-5) ? v.toExponential(0) : v.toFixed(Math.min(digits, 6));
+      if (Math.abs(v) >= 1e4 && Math.abs(v) < 1e12) return large(v);
+      return Math.abs(v) >= 1e12 || (v !== 0 && Math.abs(v) < 1e-5) ? v.toExponential(0) : v.toFixed(Math.min(digits, 6));
     });
+  }
+
+  /* 20000 as 20k: an axis has little room. */
+  function large(v) {
+    var unit = Math.abs(v) >= 1e9 ? [1e9, "G"] : Math.abs(v) >= 1e6 ? [1e6, "M"] : [1e3, "k"];
+    return Number((v / unit[0]).toPrecision(6)) + unit[1];
   }
 
   function css(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
@@ -163,10 +172,10 @@
         y: { distr: logs ? 3 : 1, range: function () { return range; } }
       },
       axes: [
-        Object.assign({}, axis, { label: spec.x_label, labelFont: axis.font, labelSize: 20, size: 34 }),
+        Object.assign({}, axis, { label: spec.x_label, labelFont: axis.font, labelSize: 20, size: 34, incrs: WHOLE, values: function (u, values) { return ticks(values); } }),
         Object.assign({}, axis, {
           label: spec.y_label, labelFont: axis.font, labelSize: 20, size: 58,
-          incrs: spec.whole ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] : undefined,
+          incrs: spec.whole ? WHOLE : undefined,
           splits: logs ? function () { return splits(range); } : undefined,
           filter: logs ? function (u, values) { return values; } : undefined,
           values: function (u, values) { return ticks(values); }
@@ -224,9 +233,12 @@
     function drawLabels(u) {
       var ink = u.ctx, scale = window.devicePixelRatio || 1;
       ink.save();
-      ink.font = 11 * scale + "px " + css("--sans"); ink.fillStyle = css("--soft"); ink.textAlign = "right";
-      spec.lines.forEach(function (line) {
-        ink.fillText(line.label, u.bbox.left + u.bbox.width - 4 * scale, u.valToPos(line.value, "y", true) - 5 * scale);
+      ink.font = 11 * scale + "px " + css("--sans"); ink.fillStyle = css("--soft");
+      ink.strokeStyle = css("--paper"); ink.lineWidth = 3 * scale; ink.lineJoin = "round";
+      spec.lines.forEach(function (line, i) {  // at the right, then at the left: levels may be close together
+        var x = u.bbox.left + (i % 2 ? 4 * scale : u.bbox.width - 4 * scale), y = u.valToPos(line.value, "y", true) - 5 * scale;
+        ink.textAlign = i % 2 ? "left" : "right";
+        ink.strokeText(line.label, x, y); ink.fillText(line.label, x, y);
       });
       ink.restore();
     }
@@ -267,19 +279,20 @@
       var lower = there.reverse().map(function (i) { return px(spec.x[i]).toFixed(1) + " " + py(c.low[i]).toFixed(1); });
       return upper.length ? "M" + upper.concat(lower).join("L") + "Z" : "";
     }
-    var parts = [], marks = logs ? splits(range) : evenly(range), soft = css("--soft"), line = css("--line");
+    var parts = [], marks = logs ? splits(range) : evenly(range, spec.whole), soft = css("--soft"), line = css("--line");
     ticks(marks).forEach(function (text, i) {
       var y = py(marks[i]).toFixed(1);
       parts.push('<path d="M' + L + " " + y + "H" + (W - R) + '" stroke="' + line + '"/><text x="' + (L - 8) + '" y="' + y + '" dy=".35em" text-anchor="end">' + text + "</text>");
     });
-    evenly([x0, x1]).forEach(function (v) { parts.push('<text x="' + px(v) + '" y="' + (H - 18) + '" text-anchor="middle">' + v + "</text>"); });
+    var along = evenly([x0, x1], true);
+    ticks(along).forEach(function (text, i) { parts.push('<text x="' + px(along[i]) + '" y="' + (H - 18) + '" text-anchor="middle">' + text + "</text>"); });
     spec.names.forEach(function (name) {
       var c = spec.curves[name], ink = colour(spec.style[name]), dash = spec.style[name].dash;
       if (c.seeds.length !== 1) parts.push('<path d="' + band(c) + '" fill="' + ink + '" fill-opacity=".15"/>');
       parts.push('<path d="' + path(c.mean) + '" fill="none" stroke="' + ink + '" stroke-width="2"' + (dash ? ' stroke-dasharray="' + dash + '"' : "") + "/>");
     });
-    spec.lines.forEach(function (each) {
-      parts.push('<path d="M' + L + " " + py(each.value) + "H" + (W - R) + '" stroke="' + soft + '" stroke-dasharray="3 4"/><text x="' + (W - R) + '" y="' + (py(each.value) - 5) + '" text-anchor="end">' + escape(each.label) + "</text>");
+    spec.lines.forEach(function (each, i) {
+      parts.push('<path d="M' + L + " " + py(each.value) + "H" + (W - R) + '" stroke="' + soft + '" stroke-dasharray="3 4"/><text x="' + (i % 2 ? L + 4 : W - R) + '" y="' + (py(each.value) - 5) + '" text-anchor="' + (i % 2 ? "start" : "end") + '">' + escape(each.label) + "</text>");
     });
     parts.push('<path class="cursor" stroke="' + soft + '"/>');
     host.innerHTML = '<svg viewBox="0 0 ' + W + " " + H + '" aria-hidden="true" font-size="12" fill="' + soft + '">' + parts.join("") + "</svg>";
@@ -288,10 +301,10 @@
     return { cursor: show, destroy: function () { host.innerHTML = ""; } };
   }
 
-  function evenly(range) {
-    var step = Math.pow(10, Math.floor(Math.log10((range[1] - range[0]) || 1)));
-    while ((range[1] - range[0]) / step < 4) step /= 2;
-    var found = [];
+  function evenly(range, whole) {
+    var span = (range[1] - range[0]) || 1, power = Math.pow(10, Math.floor(Math.log10(span)) - 1);
+    var steps = [1, 2, 5, 10, 20, 50].map(function (digit) { return digit * power; }).filter(function (step) { return span / step <= 8; });
+    var step = whole ? Math.max(1, Math.round(steps[0])) : steps[0], found = [];
     for (var v = Math.ceil(range[0] / step) * step; v <= range[1] + 1e-9; v += step) found.push(Number(v.toPrecision(6)));
     return found;
   }

@@ -51,36 +51,21 @@
   var SECTIONS = {
     opening: function () {
       var box = el("div", { id: "opening" }, el("h1", { text: state.title }), state.subtitle ? el("p", { class: "subtitle", text: state.subtitle }) : null);
-      var head = state.headline, beside = el("dl");
-      if (head) head.beside.forEach(function (each) { beside.append(el("dt", { text: each.label }), el("dd", { text: each.value })); });
-      if (state.promise) beside.append(el("dt", { text: "promise" }), el("dd", { text: state.promise.symbols }));
-      if (head) box.append(el("div", { class: "hero" },
-        el("div", {}, el("div", { class: "number", id: "headline", text: head.value }), el("div", { class: "what", text: head.label })),
-        beside));
+      if (state.headline) box.append(headline(state.headline));
       state.notices.forEach(function (text) { box.append(el("p", { class: "notice", text: text })); });
       return box;
     },
     learning: function () { return chartSection("learning", { comparison: "The runs side by side", learner: "Score before learning" }[state.kind] || "Learning", true); },
-    results: function () {
-      var table = state.results;
-      if (!table || !table.rows.length) return null;
-      var box = section("results", { federation: "Learners", learner: "Scores" }[state.kind] || "Results"), head = el("tr"), body = el("tbody");
-      table.columns.forEach(function (name) { head.append(el("th", { scope: "col", text: name })); });
-      table.rows.forEach(function (row) {
-        var line = el("tr", { class: row[0] === table.main ? "main" : null });
-        row.forEach(function (cell, i) { line.append(el(i ? "td" : "th", { scope: i ? null : "row", text: cell })); });
-        body.append(line);
-      });
-      box.append(el("div", { class: "wide", tabindex: "0", role: "region", "aria-labelledby": "results-title" }, el("table", {}, el("thead", {}, head), body)), el("p", { class: "note", text: table.note }));
-      return box;
-    },
+    results: function () { return tableSection("results", { federation: "Learners", learner: "Scores" }[state.kind] || "Results", state.results); },
+    labels: function () { return tableSection("labels", "Each label", state.labels); },
     facts: function () {
       if (!state.facts.length) return null;
       var box = el("div", { id: "facts" });
       state.facts.forEach(function (group) {
         var list = el("dl", { class: "facts" });
-        group.rows.forEach(function (row) { list.append(el("dt", { text: row.label }), el("dd", { text: row.value })); });
-        box.append(el("section", {}, el("h2", { text: group.title }), list));
+        group.rows.forEach(function (row) { list.append(el("dt", { text: row.label }), value(row.value)); });
+        var long = group.rows.some(function (row) { return row.value.length > 60; });
+        box.append(el("section", { class: long ? "long" : null }, el("h2", { text: group.title }), list));
       });
       return box;
     },
@@ -128,7 +113,7 @@
         var button = el("button", { type: "button", id: "copy", text: "Copy", on: { click: function () { copy(from.command, button, said); } } });
         box.append(el("div", { class: "command" }, el("code", { id: "command", tabindex: "0", text: from.command }), button, said));
       }
-      from.facts.forEach(function (fact) { facts.append(el("dt", { text: fact.label }), el("dd", { text: fact.value })); });
+      from.facts.forEach(function (fact) { facts.append(el("dt", { text: fact.label }), value(fact.value)); });
       box.append(facts);
       if (from.plan) box.append(el("details", {}, el("summary", { text: "The plan" }), el("pre", { tabindex: "0", text: from.plan })));
       return box;
@@ -140,6 +125,85 @@
       return box;
     }
   };
+
+  /* A federation's telemetry is all that it knows of the model's quality: it comes first. */
+  function order() {
+    var ids = Object.keys(SECTIONS);
+    return state.kind !== "federation" ? ids : ["opening", "telemetry"].concat(ids.filter(function (id) { return id !== "opening" && id !== "telemetry"; }));
+  }
+
+  /* How good, how private, compared with what. */
+  function headline(head) {
+    var box = el("div", { class: "hero" }), figures = el("div", { class: "figures" });
+    if (head.sentence) box.append(el("p", { class: "sentence" + (head.better === false ? " worse" : head.better ? " better" : ""), text: head.sentence }));
+    head.figures.forEach(function (each, i) { figures.append(figureOf(each.value, each.label, each.compared, i ? "" : "first")); });
+    if (state.promise) figures.append(figureOf(state.promise.symbols, state.promise.reach, [], "promised"));
+    box.append(figures);
+    if (state.absent.length) box.append(absent(state.absent));
+    if (head.beside.length) box.append(pairs(head.beside, "beside"));
+    return box;
+  }
+
+  function figureOf(text, what, compared, kind) {
+    return el("div", { class: "figure " + kind }, el("div", { class: "number", id: kind === "first" ? "headline" : null, text: text }), el("div", { class: "what", text: what }),
+      compared.length ? pairs(compared, "compared") : null);
+  }
+
+  function pairs(list, kind) {
+    var box = el("dl", { class: kind });
+    list.forEach(function (each) { box.append(el("div", {}, el("dt", { text: each.label }), value(each.value))); });
+    return box;
+  }
+
+  /* A value in a list: a short one stays on one line, so that no number is broken. */
+  function value(text) { return el("dd", { class: text.length <= 26 ? "short" : null, text: text }); }
+
+  function tableSection(id, title, table) {
+    if (!table || !table.rows.length) return null;
+    var box = section(id, title), head = el("tr"), body = el("tbody");
+    table.columns.forEach(function (name) { head.append(el("th", { scope: "col", text: name })); });
+    table.rows.forEach(function (row) {
+      var line = el("tr", { class: row[0] === table.main ? "main" : null });
+      row.forEach(function (each, i) { line.append(cell(each, el(i ? "td" : "th", { scope: i ? null : "row" }))); });
+      body.append(line);
+    });
+    box.append(el("div", { class: "wide", tabindex: "0", role: "region", "aria-labelledby": id + "-title" }, el("table", {}, el("thead", {}, head), body)), el("p", { class: "note", text: table.note }));
+    return box;
+  }
+
+  /* Text, a state with its mark, or a count with its share of the row. */
+  function cell(given, box) {
+    if (typeof given === "string") box.textContent = given;
+    else if (given.mark) box.append(el("span", { class: "state " + given.mark, text: given.text }));
+    else {
+      box.textContent = given.text;
+      box.style.backgroundColor = "color-mix(in srgb, var(--accent) " + Math.round(30 * given.share) + "%, transparent)";
+    }
+    return box;
+  }
+
+  function moment(since) { return el("time", { datetime: new Date(1000 * since).toISOString(), "data-since": since, text: ago(since) }); }
+
+  /* The time of day here, with the date where it was not today, and how long ago that was. */
+  function ago(since) {
+    var then = new Date(1000 * since), seconds = Math.max(0, Date.now() / 1000 - since), time = then.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+    var day = then.toDateString() === new Date().toDateString() ? "" : then.toLocaleDateString([], { day: "numeric", month: "short" }) + ", ";
+    var size = [[86400, "day"], [3600, "hour"], [60, "minute"]].filter(function (each) { return seconds >= each[0]; })[0];
+    if (!size) return day + time + " (just now)";
+    var count = Math.floor(seconds / size[0]);
+    return day + time + " (" + count + " " + size[1] + (count === 1 ? "" : "s") + ")";
+  }
+
+  function absent(list) {
+    var rows = el("ul", { class: "absent", "aria-label": "Learners that take no part now" });
+    list.forEach(function (each) {
+      var line = el("li", {}, el("b", { text: each.who }), " " + each.now);
+      if (each.since !== null) line.append(" since ", moment(each.since));
+      if (each.why) line.append(": " + each.why);
+      rows.append(line);
+    });
+    return rows;
+  }
 
   function items(texts) {
     var ul = el("ul");
@@ -300,6 +364,9 @@
       var spread = v === null || c.seeds.length === 1 ? "" : " ± " + charts.number(c.high[index] - v);
       lines.push(el("li", { "data-name": name }, swatch, el("span", { text: label(name) }), el("b", { text: charts.number(v, chart.whole) + spread })));
     });
+    chart.lines.forEach(function (line) {
+      lines.push(el("li", {}, el("span", { class: "swatch level", "aria-hidden": "true" }), el("span", { text: line.label }), el("b", { text: charts.number(line.value, chart.whole) })));
+    });
     var each = near && own[near] && own[near].seeds.length > 1
       ? label(near) + ", every seed: " + own[near].seeds.map(function (seed, i) { return "#" + state.seeds[i] + " " + charts.number(seed[index]); }).join(" · ")
       : names.some(function (n) { return own[n].seeds.length > 1; }) ? "Hover over a curve to see each seed." : "";
@@ -321,7 +388,7 @@
     document.title = state.title + " · veilstream";
     document.getElementById("kind").textContent = state.kind;
     document.getElementById("page").replaceChildren();
-    Object.keys(SECTIONS).forEach(function (id) { replace(id, SECTIONS[id]()); });
+    order().forEach(function (id) { replace(id, SECTIONS[id]()); });
     everyChart().forEach(drawChart);
   }
 
@@ -340,17 +407,17 @@
     if (rest.charts) curves.clear();
     style = charts.styles(state.methods);
     everyChart().forEach(function (chart) { if (added[chart.id]) append(chart, added[chart.id]); });
-    var touched = { title: "opening", subtitle: "opening", headline: "opening", notices: "opening", promise: "promise", results: "results", facts: "facts", audit: "audit", provenance: "provenance", methods: "learning", links: "links" };
+    var touched = { title: "opening", subtitle: "opening", headline: "opening", absent: "opening", notices: "opening", promise: "promise", results: "results", labels: "labels", facts: "facts", audit: "audit", provenance: "provenance", methods: "learning", links: "links" };
     var redo = new Set(Object.keys(rest).map(function (key) { return touched[key]; }));
     Object.keys(rest.charts || {}).forEach(function (id) { redo.add(id); });
     if (redo.has("promise")) redo.add("opening");
-    Object.keys(SECTIONS).forEach(function (id) {
+    order().forEach(function (id) {
       if (!redo.has(id)) return;
       (state.charts[id] || []).forEach(function (chart) { if (drawn[chart.id]) { drawn[chart.id].plot.destroy(); delete drawn[chart.id]; } });
       var there = document.getElementById(id), made = SECTIONS[id]();
       if (there || !made) replace(id, made);
       else {  // a section that was not there yet goes to its place
-        var order = Object.keys(SECTIONS), next = order.slice(order.indexOf(id) + 1).map(function (n) { return document.getElementById(n); }).filter(Boolean)[0];
+        var next = order().slice(order().indexOf(id) + 1).map(function (n) { return document.getElementById(n); }).filter(Boolean)[0];
         document.getElementById("page").insertBefore(made, next || null);
       }
       (state.charts[id] || []).forEach(drawChart);
@@ -382,6 +449,7 @@
     if (slider) { slider.max = String(chart.x.length - 1); slider.value = slider.max; }
   }
 
+  setInterval(function () { document.querySelectorAll("time[data-since]").forEach(function (node) { node.textContent = ago(Number(node.dataset.since)); }); }, 15000);
   window.veilstream = { render: render, update: update, get state() { return state; } };
   document.getElementById("theme").addEventListener("click", nextTheme);
   system.addEventListener("change", applyTheme);
