@@ -4,9 +4,9 @@
 
 One learner reads a file, a server leads it through every round over the direct transport (TLS on loopback);
 all that the server receives is kept. In each world one record is another: good, with an empty cell, of the
-wrong type, or a row that cannot be read. A client who is named takes a step in all of them, so the messages must
-be equal in number, order, kind and size. (A row whose client's cell is empty names nobody and is skipped; that
-someone came is not what the promise protects, so this world is shown and not compared.)
+wrong type, beyond all bounds, very long, without a client's name, or a row that cannot be read. Whoever it is of takes
+a step in all of them, so the messages must be equal in number, order, kind and size. (A row of empty cells is no
+record and is skipped; that someone came is not what the promise protects, so this world is shown and not compared.)
 
 Then the best test there is: someone who knows every other record, all models and the law of the noise, and
 wants to tell a good record from a refused one. With one step a round all other gradients can be computed, so
@@ -60,9 +60,14 @@ COMPARED = {
     "empty cell": ["ann", "yes", "", "1", "1"],
     "wrong type": ["ann", "yes", "tall", "1", "1"],
     "unknown label": ["ann", "perhaps", "1", "1", "1"],
+    "no number": ["ann", "yes", "nan", "1", "1"],
+    "beyond all bounds": ["ann", "yes", "9" * 5000, "1", "1"],
+    "very long": ["ann", "yes", "1" * 200_000, "1", "1"],
+    "control characters": ["ann", "yes", "\x00\x1b[2J", "1", "1"],
+    "no client": ["", "yes", "1", "1", "1"],
     "not readable": [*GOOD, "one cell more"],
 }
-NOBODY = {"no client": ["", "yes", "1", "1", "1"]}
+NOBODY = {"blank row": ["", "", "", "", ""]}
 
 
 def plan_of() -> Plan:

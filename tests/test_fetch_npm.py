@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -112,3 +113,11 @@ def test_the_lock_names_versions_and_hashes_and_no_host():
         assert kind == "sha512"
         assert len(base64.b64decode(digest)) == 64
         assert any("LICENSE" in name for name in pin["files"])
+
+
+def test_actions_of_the_public_checks_are_pinned_by_digest():
+    """A tag can be moved to other code; a commit cannot."""
+    for workflow in (ROOT / ".github/workflows").glob("*.yml"):
+        used = re.findall(r"uses:\s*(\S+)", workflow.read_text(encoding="utf-8"))
+        assert used
+        assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", each) for each in used), used

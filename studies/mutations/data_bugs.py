@@ -147,9 +147,9 @@ class FarTooFine(Grid):
         return np.trunc(np.asarray(clipped, np.float64) / self.step).astype(np.int64)
 
 
-def fine(clip_norm, std):
+def fine(clip_norm, std, clients_per_step=1):
     """Noise and gradient as floating-point numbers: messages as fine as float32 makes them."""
-    return Grid(grid_for(clip_norm, std).step * 2.0**-14, clip_norm)
+    return Grid(grid_for(clip_norm, std, clients_per_step).step * 2.0**-14, clip_norm)
 
 
 def without_the_grid() -> Finding:

@@ -194,10 +194,10 @@ def telemetry_shares_noise() -> AbstractContextManager[object]:
 
 
 def later_epochs_weaker() -> AbstractContextManager[object]:
-    """Every epoch after the first has 2% less noise."""
+    """Every epoch after the first has 4% less noise."""
 
     def init(self, terms, epoch, draw=None):
-        weaker = dataclasses.replace(terms, noise_std=terms.noise_std * (0.98 if epoch else 1.0))
+        weaker = dataclasses.replace(terms, noise_std=terms.noise_std * (0.96 if epoch else 1.0))
         _init(self, weaker, epoch, draw)
 
     return patch.object(LocalRounds, "__init__", init)
@@ -215,7 +215,7 @@ PLANTED = {
     "a step is clipped as one": clipped_as_one,
     "who took part is forgotten by a restart": forgotten_by_a_restart,
     "telemetry shares a coordinate's noise": telemetry_shares_noise,
-    "later epochs have 2% less noise": later_epochs_weaker,
+    "later epochs have 4% less noise": later_epochs_weaker,
 }
 _BATCHES = {
     "a step that is not full is divided by who came",

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("grpc")
 
+import veilstream as vs
 from tests.support.direct import DirectWorld
 from tests.support.federation import DIM, Plain, csv_of, plan_of, rows_of, table_plan_of, wait_for
 from veilstream.deployment.ledger.inspect import verify
@@ -231,6 +232,9 @@ def test_one_command_leads_every_side_into_the_next_epoch(tmp_path):
         status = verify(tmp_path / f"{name}.db")
         assert (status.epoch, status.round, status.ended, status.secrets) == (1, 3, True, 0)
         assert status.clients == 12  # nobody twice, and every step had someone
+    model = vs.load(tmp_path / "runs/small-2")  # one served model: the second day's, in the folder and at every learner
+    assert (model.sha256, model.run, model.round) == (model_sha256(second.models.read(3)), second.run, 3)
+    assert {vs.load(tmp_path / f"{name}.model.npz").sha256 for name in names} == {model.sha256}
     with pytest.raises(InputError, match=r"federation\.epochs = 2: .*at least 3 .*small-2"):
         ServerService(plan, tmp_path / "keys/server", folder, at, task=Plain(), next_run=True).run()
 

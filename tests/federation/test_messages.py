@@ -64,7 +64,6 @@ ROUND = {
     "time": 0,
     "follows": [],
     "epoch": 0,
-    "published": None,
     "body": NO_BODY,
 }
 ENROLLED = {
@@ -77,7 +76,11 @@ ENROLLED = {
 
 
 def test_the_forms_that_the_next_tests_damage_are_read():
-    assert Request.read(signed(ROUND), KEY.public).round == 0
+    assert Request.read(signed(ROUND), KEY.public).round == 0  # as 0.6 wrote it
+    assert Request.read(signed(ROUND | {"published": 7}), KEY.public).published == 7
+    for wrong in (-1, "7", True, 2**32):
+        with pytest.raises(ProtocolError, match="unknown form"):
+            Request.read(signed(ROUND | {"published": wrong}), KEY.public)
     assert Reply.read(signed(ENROLLED), KEY.public).facts["time"] == 1
 
 

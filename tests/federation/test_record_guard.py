@@ -115,14 +115,18 @@ def _shrunk(*columns: str) -> Any:
 _FAULTS: dict[str, tuple[Any, float, set[tuple[str, str]]]] = {
     "a column shrinks inside its range": (_shrunk("pressure"), 0.3, {("pressure", "values")}),
     "one that was near the low end already": (_shrunk("income"), 0.3, {("income", "values")}),
-    "new spellings of a category": (lambda row: row | {"ward": row["ward"].upper()}, 0.3, {("ward", "outside")}),
+    "new spellings of a category": (lambda row: row | {"ward": f"ward {row['ward']}"}, 0.3, {("ward", "outside")}),
     "half of the spellings": (
         lambda row: row | ({"ward": "Nord"} if row["ward"] == "north" else {}),
         0.3,
         {("ward", "outside")},
     ),
-    "new spellings of a refused category": (lambda row: row | {"sex": row["sex"].upper()}, 0.3, {("sex", "refused")}),
-    "new spellings of labels": (lambda row: row | {"y": row["y"].title()}, 0.3, {("y", "refused")}),
+    "new spellings of a refused category": (lambda row: row | {"sex": f"{row['sex']}."}, 0.3, {("sex", "refused")}),
+    "new spellings of labels": (
+        lambda row: row | {"y": {"no": "nein", "yes": "ja"}[row["y"]]},
+        0.3,
+        {("y", "refused")},
+    ),
     "one value for all": (lambda row: row | {"age": 40}, 0.3, {("age", "values")}),
     "labels turned round": (lambda row: row | {"y": "no" if row["y"] == "yes" else "yes"}, 0.3, {("y", "values")}),
     "the model has become useless": (lambda row: row, 0.6, {("", "wrong")}),

@@ -18,10 +18,10 @@ def test_one_record_decides_neither_number_nor_order_nor_size_of_the_messages():
     found = study(pairs=8)
     assert found.alike
     assert not found.alarm
-    assert {name: counts["release"] for name, counts in found.messages.items() if name != "no client"} == dict.fromkeys(
+    assert {name: counts["release"] for name, counts in found.messages.items() if name != "blank row"} == dict.fromkeys(
         refusals.COMPARED, refusals.ROUNDS
     )
-    assert found.messages["no client"] == {"enrolled": 1, "release": refusals.ROUNDS - 1, "absent": 1}
+    assert found.messages["blank row"] == {"enrolled": 1, "release": refusals.ROUNDS - 1, "absent": 1}
 
 
 def test_the_study_finds_a_learner_that_skips_what_it_refuses(monkeypatch):

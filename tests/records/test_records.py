@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from veilstream.errors import InputError
 from veilstream.records.cells import as_number
+from veilstream.records.encoded_group import encode_group
 from veilstream.records.schema import (
     EACH_ROW,
     REASONS,
@@ -193,3 +194,14 @@ def test_a_word_that_the_vocabulary_lacks_is_counted(unknown, place):
     assert found.clamped == ("colour",)
     assert list(np.flatnonzero(found.sample.features)) == ([] if place is None else [place])
     assert schema.encode({"person": "p", "y": "no", "colour": "red"}).clamped == ()
+
+
+@pytest.mark.parametrize("row", [{"person": ""}, {"person": None}, {"person": ["ann"]}, {}])
+def test_a_row_that_names_nobody_stands_for_a_client_of_its_own_unless_it_is_blank(row):
+    """Else an empty cell would decide whether a step is taken, and move everyone behind."""
+    full = {**{name: value for name, value in ROW.items() if name != "person"}, **row}
+    alone, together = SCHEMA.encode(full, row_name="f:7"), encode_group(SCHEMA, [full, full], "f:{}".format)
+    assert (type(alone), alone.client) == (Refusal, "f:7")
+    assert together.clients == ["f:0", "f:1"]
+    assert SCHEMA.encode(full).client is None  # a caller's record, which has no place in a file
+    assert SCHEMA.encode(dict.fromkeys(ROW, " "), row_name="f:7").client is None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +42,9 @@ SAME_TERMS = (
 )
 
 _ADMITS = "admits"
+_MANY_STEPS = 100_000
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,12 @@ class Terms:
         telemetry = plan.telemetry_of(method)
         if telemetry is not None and task is not None:
             check_metrics(telemetry, task)
+        if prepared.factorization.horizon > _MANY_STEPS:
+            _log.info(
+                "working out the noise of %s steps, which takes minutes for millions; the sensitivity is computed at "
+                "every start and never read from a cache, since one that was changed would break the promise",
+                f"{prepared.factorization.horizon:,}",
+            )
         noise = calibrate_release(
             plan.budget_of(method),
             prepared.factorization,

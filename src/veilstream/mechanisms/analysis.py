@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError
 from veilstream.mechanisms.linear_system import LinearSystem
 from veilstream.mechanisms.program import NoiseProgram
+from veilstream.progress import progress
 
 Floats = NDArray[np.float64]
 
@@ -36,8 +37,10 @@ def _batches(program: NoiseProgram, *, backwards: bool = False) -> Iterator[tupl
     cuts = [(first, min(first + _BATCH, full)) for first in range(0, full, _BATCH)]
     if full < program.blocks:
         cuts.append((full, program.blocks))
-    for first, end in reversed(cuts) if backwards else cuts:
-        yield first, np.stack([program.matrix(b) for b in range(first, end)]).astype(np.float64)
+    with progress(f"calibrating {program.horizon:,} steps of noise", program.blocks) as tick:
+        for first, end in reversed(cuts) if backwards else cuts:
+            yield first, np.stack([program.matrix(b) for b in range(first, end)]).astype(np.float64)
+            tick(end - first)
 
 
 def inverse_block(M: Floats, state_size: int) -> tuple[Floats, Floats, Floats, Floats]:
@@ -202,8 +205,8 @@ class RoundingGains:
     observed: Floats
 
 
-def rounding_gains(program: NoiseProgram) -> RoundingGains:
-    """For a program in blocks of one step."""
+def rounding_gains(program: NoiseProgram, column: float | None = None) -> RoundingGains:
+    """For a program in blocks of one step; ``column``: the largest column norm of C, if it was computed from it."""
     if program.block_length != 1:
         raise InputError("program", program.block_length, "blocks of one step", "with_block_length(1)")
     if program.endless:
@@ -232,7 +235,7 @@ def rounding_gains(program: NoiseProgram) -> RoundingGains:
             seen = step[0, :k] / step[0, k]
             F = step[1:, :k] - np.outer(step[1:, k], seen)
             later = np.outer(seen, seen) + F.T @ later @ F
-    column = float(np.sqrt(column_norms_squared(program).max()))
+    column = float(np.sqrt(column_norms_squared(program).max())) if column is None else column
     return RoundingGains(output, feed, transition, entry, column, np.sqrt(observed))
 
 

@@ -22,6 +22,7 @@ The grid is 2^-20 of the clip norm, or 2^-18 of the noise's standard deviation w
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -76,15 +77,21 @@ class Grid:
         squares = float(np.multiply(whole, whole, out=whole).sum())
         if not math.isfinite(squares):
             raise PrivacyError("a clipped gradient is not finite: nothing was released")
-        bound = Fraction(self.clip_norm) / (Fraction(self.step) * clients_per_step)
-        surely = squares <= float(bound * bound) * (1.0 - _SURELY_WITHIN)
-        if not surely and _square_norm(units, bound) > bound * bound:  # decided in integers
+        bound, square, nearly = _bound(self.clip_norm, self.step, clients_per_step)
+        if not squares <= nearly and _square_norm(units, bound) > square:  # decided in integers
             raise PrivacyError("a clipped gradient exceeds its norm: nothing was released")
         return OnGrid(units)
 
     def value(self, units: NDArray[np.int64]) -> NDArray[np.float32]:
         """What whole numbers stand for."""
         return (units * self.step).astype(np.float32)
+
+
+@functools.lru_cache(maxsize=64)
+def _bound(clip_norm: float, step: float, clients_per_step: int) -> tuple[Fraction, Fraction, float]:
+    """The longest share in units of the grid, its square, and what a float64 sum of squares is surely within."""
+    bound = Fraction(clip_norm) / (Fraction(step) * clients_per_step)
+    return bound, bound * bound, float(bound * bound) * (1.0 - _SURELY_WITHIN)
 
 
 def _square_norm(units: Int64s, bound: Fraction) -> int:

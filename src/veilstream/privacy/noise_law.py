@@ -75,9 +75,9 @@ class ReleaseNoise:
     charge: Charge
 
 
-def charge_for(program: NoiseProgram, dim: int, scale: float) -> Charge:
-    """The charge for a program in blocks of one step, ``dim`` coordinates, V/grid = ``scale``."""
-    gains = rounding_gains(program)
+def charge_for(program: NoiseProgram, dim: int, scale: float, column: float | None = None) -> Charge:
+    """The charge for a program in blocks of one step, ``dim`` coordinates, V/grid = ``scale``; see `rounding_gains`."""
+    gains = rounding_gains(program, column)
     k, u = program.state_size, _UNIT_ROUNDOFF
     rho = (
         u * (k + 4) * REACH * gains.output
@@ -145,7 +145,8 @@ def calibrate_release(
         stepwise = stepwise.limited(_affordable(stepwise, asked, coordinates))
     std, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]
     scale = std / grid_for(clip_norm, std, clients_per_step).step
-    charge = charge_for(stepwise.program, coordinates, scale)
+    column = None if stepwise.program.endless else math.sqrt(float(stepwise.column_norms_squared().max()))
+    charge = charge_for(stepwise.program, coordinates, scale, column)
     tail = charge.delta * (1.0 + math.exp(min(asked.epsilon, 700.0)))
     if not tail < 0.5 * asked.delta:
         raise InputError(

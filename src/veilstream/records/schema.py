@@ -381,15 +381,18 @@ class RecordSchema:
     def encode(
         self, row: Mapping[str, object], *, row_name: str = "", decimal_comma: bool = False
     ) -> Encoded | Refusal:
-        """Encode one record; never raises, whatever is in it. A refusal names the client if the record does."""
+        """Encode one record; never raises, whatever is in it. A refusal names the client if the record does.
+
+        A row that names nobody stands for a client of its own (``row_name``), unless all of its cells are empty.
+        """
         client = None
         try:
             client = self._client(row, row_name)
             return self._encoded(row, client, decimal_comma)
         except RefusedRecord as refused:
-            return replace(refused.refusal, client=client)
+            return replace(refused.refusal, client=client or _nobodys(row, row_name))
         except Exception:  # whatever a cell holds
-            return Refusal("not readable", client=client)
+            return Refusal("not readable", client=client or _nobodys(row, row_name))
 
     def features_of(self, row: Mapping[str, object]) -> Float32s | Refusal:
         """Features alone, for a prediction."""
@@ -457,6 +460,11 @@ class RecordSchema:
             if norm > self.norm:
                 into *= np.float32(self.norm / norm)
         return into, clamped
+
+
+def _nobodys(row: Mapping[str, object], row_name: str) -> str | None:
+    """Who takes the step of a row that names nobody; None for a blank row."""
+    return row_name if row_name and not all(map(is_missing, row.values())) else None
 
 
 def _cell(row: Mapping[str, Any], column: str) -> object:

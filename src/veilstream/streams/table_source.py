@@ -1,9 +1,9 @@
 """Records of a table as a deployed learner's clients: read in order, each at most once.
 
 A row becomes a sample by the plan's schema, or is refused for a reason that is counted here only. A refused row
-of a named client is handed over without a sample and takes its step; a row that cannot be read as cells stands
-for a client of its own. Rows that name nobody, or no learner, are skipped. Rows are read ahead of the round that
-uses them; each is handed over together with the bookmark behind it.
+of a named client is handed over without a sample and takes its step; a row that names nobody, or that cannot be read
+as cells, stands for a client of its own. Blank rows, and rows that name no learner, are skipped. Rows are read ahead
+of the round that uses them; each is handed over together with the bookmark behind it.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def _records(
     *,
     light: bool = False,
 ) -> Iterator[tuple[ClientRecord | None, Refusal | None]]:
-    """For each row its record, None if it names nobody or no learner; and why the row is refused, if it is."""
+    """For each row its record, None if it is blank or names no learner; and why the row is refused, if it is."""
     for place, cells in enumerate(block.rows):
         encoded: Encoded | Refusal | None
         if light and place not in group.others:

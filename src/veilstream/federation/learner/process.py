@@ -155,6 +155,8 @@ class LearnerService:
                     _log.warning("guarantee: %s", remark)
                 for notice in learner.ledger.notices:
                     _log.warning("%s", notice)
+                if window_s is not None:
+                    self._tell_waiting(learner, replies.after_s)
             if isinstance(source, TableSource):
                 marks = learner.bookmarks()
                 resume_file(source, self.plan, marks, learner=keys.name)
@@ -200,6 +202,17 @@ class LearnerService:
                     stop.wait(_LAST_REPLY_S)
                     _log.info("learner %s ends with its file %s", keys.name, self.data)
                     return
+
+    def _tell_waiting(self, learner: Learner, reply_s: float) -> None:
+        a_round = learner.terms.local_steps * learner.terms.clients_per_step
+        _log.info(
+            "each round takes %g s whoever comes (federation.patience_s and a second, or --reply-after) and takes %d "
+            "clients at most: %.3g a second. More learning.local_steps, more clients_per_step or less patience_s "
+            "take more",
+            reply_s,
+            a_round,
+            a_round / reply_s if reply_s else float("inf"),
+        )
 
     def _check_deadline(self, reply_s: float) -> None:
         deadline = self.plan.federation.deadline_s

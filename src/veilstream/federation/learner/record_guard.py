@@ -96,10 +96,9 @@ class _Shares:
     records: float = 0.0
     lately: list[float] = field(default_factory=list)
 
-    def test(self, hits: int, records: int) -> tuple[float, float, float]:
-        """Probability of so many by chance, the share now, the share before."""
-        now, before = hits / records, self.hits / self.records if self.records else 0.0
-        return _as_many_by_chance(hits, records, self.hits, self.records), now, before
+    @property
+    def share(self) -> float:
+        return self.hits / self.records if self.records else 0.0
 
     def learn(self, hits: int, records: int) -> None:
         self.hits, self.records = self.hits + hits, self.records + records
@@ -118,19 +117,22 @@ class _Values:
     windows: int = 0
     furthest: float = 0.0
 
-    def test(self, counts: Floats) -> tuple[float, float]:
-        """Probability of such a difference by chance, and the share that has moved."""
+    def moved(self, counts: Floats) -> float:
+        """The share of the distribution that has moved."""
         old = np.array(self.counts)
-        moved = 0.5 * float(np.abs(counts / counts.sum() - old / old.sum()).sum())
-        both = np.stack([old, counts])
+        return 0.5 * float(np.abs(counts / counts.sum() - old / old.sum()).sum())
+
+    def chance(self, counts: Floats) -> float:
+        """Probability of such a difference by chance."""
+        both = np.stack([np.array(self.counts), counts])
         expected = both.sum(axis=0) * counts.sum() / both.sum()
         rare = expected < _RARE
         both = np.concatenate([both[:, ~rare], both[:, rare].sum(axis=1, keepdims=True)], axis=1)
         both = both[:, both.sum(axis=0) > 0]
         if both.shape[1] < 2:
-            return 1.0, moved
+            return 1.0
         wanted = both.sum(axis=1, keepdims=True) * both.sum(axis=0) / both.sum()
-        return float(chdtrc(both.shape[1] - 1, float(((both - wanted) ** 2 / wanted).sum()))), moved
+        return float(chdtrc(both.shape[1] - 1, float(((both - wanted) ** 2 / wanted).sum())))
 
     def learn(self, counts: Floats, moved: float) -> None:
         old = np.array(self.counts) if self.counts else np.zeros(len(counts))
@@ -247,9 +249,13 @@ class RecordGuard:
 
     def _share(self, column: str, what: str, hits: int, records: int) -> None:
         known = self._shares.setdefault((column, what), _Shares())
-        chance, now, before = known.test(hits, records)
+        now, before = hits / records, known.share
         large = now - before >= _LARGE[what] and now >= _LARGER_THAN_EVER * max(known.lately, default=1.0)
-        odd = len(known.lately) >= _LEAST_WINDOWS and chance < self._alpha and large
+        odd = (
+            large  # looked at first: it costs least
+            and len(known.lately) >= _LEAST_WINDOWS
+            and _as_many_by_chance(hits, records, known.hits, known.records) < self._alpha
+        )
         if self._judge(column, what, odd, now, before):
             known.learn(hits, records)
 
@@ -273,9 +279,9 @@ class RecordGuard:
         if not known.counts:
             known.learn(counts, 0.0)
             return
-        chance, moved = known.test(counts)
+        moved = known.moved(counts)
         large = moved >= _LARGE["values"] and moved >= _LARGER_THAN_EVER * known.furthest
-        odd = known.windows >= _LEAST_WINDOWS and chance < self._alpha and large
+        odd = large and known.windows >= _LEAST_WINDOWS and known.chance(counts) < self._alpha
         if self._judge(name, "values", odd, moved, 0.0):
             known.learn(counts, moved)
 

@@ -86,6 +86,7 @@ class Request:
         """Check the signature, then the body's hash, then the form."""
         head, body = _open(data, key, lambda: "the server")
         form = _Form("a request of unknown form", "check the server's version")
+        head.setdefault("published", None)  # 0.6 had none, and its enrolments are kept in run folders
         form.fields(head, *(each.name for each in fields(cls)))
         if head["kind"] not in ("enrol", "round", "end") or not isinstance(head["follows"], list):
             raise form.error()
