@@ -46,7 +46,6 @@ class IteratorSource(WaitingSource):
         self.admission: Admission | None = None  # other records are counted, and offered as None
         self.schema: RecordSchema | None = None  # what a row means
         self.not_admitted = 0
-        self.nobody = 0  # rows that name no client: they are skipped
         self._thread: threading.Thread | None = None
 
     @property
@@ -117,10 +116,7 @@ class IteratorSource(WaitingSource):
         found = self.schema.encode(row, row_name=f"{self.name}:{self._consumed}")
         if isinstance(found, Encoded):
             return found.client, found.sample
-        self.nobody += found.client is None
-        if found.client is None and self.nobody in (10**k for k in range(12)):
-            _log.warning("%s: %d of %d records name nobody and are skipped", self.name, self.nobody, self._consumed)
-        return found.client, None
+        return found.client, None  # None for a row of empty cells alone, which is skipped
 
     def _refuse(self, admission: Admission) -> None:
         """Warn at the first, the tenth, the hundredth ... record that cannot be used."""
