@@ -57,6 +57,8 @@ EXAMPLES: dict[str, Any] = {
     "data.label": "answered",
     "data.labels": ["no", "yes"],
     "data.label_range": [0.0, 100.0],
+    "data.label_shares": [0.73, 0.27],
+    "learning.class_weights": [0.4, 1.0],
     "data.interactions": ["hour * channel"],
     "data.bias": False,
     "data.encode": "my_model:encode",

@@ -414,6 +414,7 @@ _EXPLAINED: tuple[tuple[str, str | None], ...] = (
     (r"^federation.deadline_s is 8.0 from here on \(it was 10.0\)$", "backup|old backup"),
     (rf"^learner {_PEER} refuses: a request for epoch 0 at a learner whose epoch is 1", "store lost"),
     (rf"^(node )?{_PEER}: this server's folder .* is older than learner", "old backup"),
+    (r"^the published model was not kept: .* expected a model of this plan", "learner added"),
     (rf"^learner {_PEER} is taken as it is at its next enrolment$", "old backup"),
     (r"^waiting: .*(older than|cannot take part|no rounds left)", "old backup"),
     (r"^learner north: the ledger .* could not be written .*; it leaves the server and tries again", "disk full"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from veilstream.deployment.epochs import LearnerParts, secret_name
 from veilstream.deployment.learner import Learner
@@ -85,8 +86,11 @@ class Apart(Disposable):
 class OneByOne(LocalRounds):
     """Clips every number by itself."""
 
-    def clip(self, raw: RawGradient) -> ClippedGradient:
-        """`clip_onto_grid` of each number as the vector of one that it is, and the sum over clients."""
+    def clip(self, raw: RawGradient, weights: NDArray[np.float32] | None = None) -> ClippedGradient:
+        """`clip_onto_grid` of each number as the vector of one that it is, and the sum over clients.
+
+        An audit has no ``weights`` (`programme.auditable`).
+        """
         clients = np.atleast_2d(raw.reveal())
         different, where = np.unique(clients, return_inverse=True)
         clip = super().clip

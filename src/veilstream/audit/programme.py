@@ -55,11 +55,18 @@ def auditable(plan: Plan, *, full: bool = True) -> Plan:
 
     All that the promise rests on stays: budget, mechanism, horizon, clip norm, participation; but for
     the horizon of plans that are longer than an audit (`reduced`). A method of kind "auto" normalises
-    gradients as deployed, with the gamma of a task whose gradients nobody knows a bound of.
+    gradients as deployed, with the gamma of a task whose gradients nobody knows a bound of. Weights of labels only
+    shorten gradients; the audit's have none, and so the full length.
     """
     plan = reduced(plan, full=full)
     learning = dataclasses.replace(
-        plan.learning, learners=1, projection_radius=None, model_norm_cap=1e30, task="custom", ridge=0.0
+        plan.learning,
+        learners=1,
+        projection_radius=None,
+        model_norm_cap=1e30,
+        task="custom",
+        ridge=0.0,
+        class_weights=None,
     )
     return dataclasses.replace(plan, learning=learning, data=DataPlan(kind="custom"))
 

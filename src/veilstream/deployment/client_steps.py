@@ -177,13 +177,25 @@ class ClientSteps:
         told: list[MetricValues] = []
         for first in range(0, len(clients), self._at_once):
             some = clients[first : first + self._at_once]
-            raw = self.gradients(local.model, some)
+            raw, weights = self._weighted(self.gradients(local.model, some), some)
             if self._terms.gamma is None:  # normalised gradients are short, whatever a client has
                 self.clipped += _longer(raw, self._terms.grid.clip_norm)
-            shares.append(local.clip(raw))
+            shares.append(local.clip(raw) if weights is None else local.clip(raw, weights))
             told += self._metrics(local, some, raw)
         values = MetricValues(np.stack([each.reveal() for each in told])) if told else None
         return local.noisy(local.whole(add_up(shares), values), seed)
+
+    def _weighted(self, raw: RawGradient, clients: Sequence[Sample | None]) -> tuple[RawGradient, Float32s | None]:
+        """Gradients by their labels' weights; the weights themselves where gradients are normalised first."""
+        known = self._terms.class_weights
+        if known is None:
+            return raw, None
+        targets = [(sample or self._blank).target for sample in clients]
+        targets += [self._blank.target] * (len(raw.reveal()) - len(targets))
+        weights: Float32s = known.of(np.asarray(targets))
+        if self._terms.gamma is not None:
+            return raw, weights
+        return RawGradient(weights[:, None] * without_tiny(raw.reveal())), None
 
     def _metrics(self, local: LocalRounds, clients: Sequence[Sample | None], raw: RawGradient) -> list[MetricValues]:
         if self.telemetry is None:

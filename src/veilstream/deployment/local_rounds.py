@@ -160,9 +160,12 @@ class LocalRounds(NoisySum):
         self.pinned, self.model = digest, Hidden(model)
         self.begun = self.model
 
-    def clip(self, raw: RawGradient) -> ClippedGradient:
-        """What a step's clients contribute, normalised first where the terms say so; not finite becomes zero."""
-        return clip_onto_grid(raw, self.grid, self.terms.gamma, self.terms.clients_per_step)
+    def clip(self, raw: RawGradient, weights: Float32s | None = None) -> ClippedGradient:
+        """What a step's clients contribute, normalised first where the terms say so; not finite becomes zero.
+
+        ``weights`` are those of the clients' labels, where the terms have any.
+        """
+        return clip_onto_grid(raw, self.grid, self.terms.gamma, self.terms.clients_per_step, weights)
 
     def nothing(self) -> ClippedGradient:
         """What a step without a client contributes: zeros."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from veilstream.deployment.deployable import deployed_method
 from veilstream.errors import InputError
+from veilstream.learning.class_weights import ClassWeights
 from veilstream.learning.client_metrics import check_metrics
 from veilstream.learning.tasks import Task, TaskDetails, admission_of
 from veilstream.mechanisms import Factorization
@@ -73,6 +74,8 @@ class Terms:
     """Which records the task admits; None where only the plan is known, not the task itself."""
     telemetry: Telemetry | None
     """What clients contribute beside their gradients; its coordinates follow the model's."""
+    class_weights: ClassWeights | None = None
+    """What a client's gradient counts, by its label; None for all alike."""
 
     @classmethod
     def of(cls, plan: Plan, dim: int, task: Task | None = None) -> Terms:
@@ -119,6 +122,7 @@ class Terms:
             gamma=prepared.rule.gamma,
             admission=admission_of(task) if known and task is not None else None,
             telemetry=telemetry,
+            class_weights=prepared.rule.weights,
         )
 
     @classmethod

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from veilstream.errors import InputError
+from veilstream.learning.class_weights import ClassWeights
 from veilstream.learning.client_metrics import metric_values
 from veilstream.learning.tasks import Sample, Task
 from veilstream.privacy.telemetry import Telemetry, extended
@@ -35,6 +36,7 @@ class StepRule:
     unit_steps: bool = False  # Scale each step's mean gradient to length one (Gao et al. 2018); for noise-free methods.
     gamma: float | None = None  # Clip g / (|g| + gamma) of every client instead of its gradient g; None for g itself
     telemetry: Telemetry | None = None  # What every client contributes beside its gradient; it moves no model
+    weights: ClassWeights | None = None  # What a client's gradient counts, by its label; None for all alike
 
     def __post_init__(self) -> None:
         known = isinstance(self.clip_norm, float | int | np.floating)
@@ -103,7 +105,10 @@ def local_step(
     import jax.numpy as jnp
 
     gradients = jax.vmap(task.gradient, in_axes=(None, 0))(z, clients)
-    vectors, told = clip_traced(gradients, rule.clip_norm, rule.gamma), rule.telemetry
+    weights = None if rule.weights is None else rule.weights.of(clients.target)[:, None]
+    if weights is not None and rule.gamma is None:
+        gradients, weights = weights * gradients, None
+    vectors, told = clip_traced(gradients, rule.clip_norm, rule.gamma, weights), rule.telemetry
     if told is not None:
         x = z if begun is None else begun
         metrics = partial(metric_values, told, task, x, clip_norm=rule.clip_norm)

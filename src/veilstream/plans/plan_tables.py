@@ -53,6 +53,11 @@ class LearningPlan(PlanTable):
     )
     """The task. "package.module:function" names a function of your own that makes one; "custom" is a
     task given in Python: run(plan, task=...)."""
+    class_weights: tuple[float, ...] | None = agreed(
+        default=None, empty=False, ge=0.001, le=1, hint="the largest is 1: [0.4, 1.0]"
+    )
+    """How much a client's gradient counts, by its label, in the order of `data.labels`. A smaller weight shortens a
+    gradient before it is clipped, so no promise changes. `data.label_shares` chooses them."""
     ridge: float = agreed(default=0.0, ge=0, hint="0 for none")
     """Weight of half the squared norm of the model, added to the loss."""
     projection_radius: float | None = agreed(default=None, gt=0, hint="leave it out for none")
@@ -120,6 +125,9 @@ class DataPlan(PlanTable):
     """Column that is predicted."""
     labels: tuple[str, ...] | None = of_table(default=None, empty=False, hint='["no", "yes"]')
     """The label's texts; in logistic regression the second is +1."""
+    label_shares: tuple[float, ...] | None = of_table(default=None, empty=False, gt=0, lt=1, hint="[0.73, 0.27]")
+    """Shares of the labels, in the order of `labels`, as far as they are known without these records; never taken from
+    private ones. Then labels count alike, however rare they are: `learning.class_weights` in inverse proportion."""
     label_range: tuple[float, ...] | None = of_table(default=None, hint="[0.0, 100.0]")
     """The label's public range, where it is a number."""
     features: tuple[FeaturePlan, ...] = of_table(default=())

@@ -19,6 +19,7 @@ from veilstream.mechanisms.unbounded import without_end
 from veilstream.plans.auto import AutoChoice, choose_steps, gamma_of, with_defaults
 from veilstream.plans.plan import Plan
 from veilstream.plans.plan_tables import MethodPlan
+from veilstream.plans.records import class_weights_of
 from veilstream.privacy import Guarantee, calibrate
 
 _NOT_CLIPPED = 1e15  # the largest bound that a clipper takes
@@ -174,7 +175,13 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     steps, clients = plan.steps_and_clients(method)
     clip_norm = plan.clip_norm_of(method)
     enforced = clip_norm if method.method.clips else _NOT_CLIPPED
-    rule = StepRule(enforced, learning.projection_radius, method.method.unit_steps, gamma_of(plan, method))
+    rule = StepRule(
+        enforced,
+        learning.projection_radius,
+        method.method.unit_steps,
+        gamma_of(plan, method),
+        weights=class_weights_of(plan),
+    )
     published, name = plan.workload_of(method), method.mechanism_name
     if not method.method.adds_noise or name is None:
         return Prepared(method, steps, clients, rule, None, 0.0, None, published)

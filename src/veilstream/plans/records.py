@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from veilstream.errors import InputError
+from veilstream.learning.class_weights import ClassWeights
 from veilstream.learning.task_kind import Target
 from veilstream.learning.task_registry import task_kind
 from veilstream.learning.tasks import admission_of
@@ -180,6 +181,16 @@ def _own_records(plan: Plan, name: str) -> OwnRecords:
     )
 
 
+def class_weights_of(plan: Plan) -> ClassWeights | None:
+    """What a client's gradient counts, by its label; None for all alike."""
+    weights, shares = plan.learning.class_weights, plan.data.label_shares
+    kind = task_kind(plan.learning.task)
+    signed = kind is not None and kind.target is Target.SIGN
+    if shares is not None:
+        return ClassWeights.of_shares(shares, signed=signed)
+    return None if weights is None else ClassWeights(weights, signed)
+
+
 def record_terms(plan: Plan) -> dict[str, Any] | None:
     """The part of the terms about records: columns and constants, code by its hash."""
     terms: dict[str, Any] = {}
@@ -190,6 +201,8 @@ def record_terms(plan: Plan) -> dict[str, Any] | None:
         terms |= json.loads(json.dumps(schema))
     elif plan.data.encode is not None:
         terms |= {"client": plan.data.client, "norm": plan.data.feature_norm}
+    if plan.data.label_shares is not None:
+        terms["label_shares"] = list(plan.data.label_shares)
     for key, name in (("learning.task", plan.learning.task), ("data.encode", plan.data.encode)):
         if name is not None and ":" in name:
             terms[key] = {"name": name, "sha256": code_hash(key, name)}

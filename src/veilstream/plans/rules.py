@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from veilstream.learning.task_kind import Target
 from veilstream.learning.task_registry import task_kind
 from veilstream.mechanisms.registry import made_for_published, takes
 from veilstream.plans.schema import PlanError
@@ -68,6 +69,23 @@ def _metrics(plan: Plan) -> list[str]:
     return [] if plan.telemetry is None else list(plan.telemetry.metrics)
 
 
+def _label_count(plan: Plan) -> int:
+    """How many labels weights may be for; 0 where the task tells none apart, or the plan names none."""
+    kind = task_kind(plan.learning.task)
+    if kind is None or not kind.target.classifies:  # a task of one's own weighs its loss itself
+        return 0
+    if plan.data.kind == "table" and plan.data.labels is not None:
+        return len(plan.data.labels)
+    return 2 if kind.target is Target.SIGN else 0
+
+
+def _each_label(plan: Plan) -> str:
+    count = _label_count(plan)
+    if not count:
+        return "nothing: this task tells no labels apart that the plan names (data.labels)"
+    return f"{count} numbers, one for each label in their order"
+
+
 _ATTEND = "remove data.missing, data.late and data.leaving"
 
 PLAN_RULES = (
@@ -98,6 +116,42 @@ PLAN_RULES = (
         "1 where people return and learners miss rounds: a learner that sat some out has "
         "taken fewer steps between two visits than the run has",
         f"min_separation = 1 (more noise); or {_ATTEND}",
+    ),
+    Rule(
+        "learning.class_weights",
+        lambda plan: plan.learning.class_weights and len(plan.learning.class_weights) != _label_count(plan),
+        _each_label,
+        "one for each label, or remove it",
+    ),
+    Rule(
+        "learning.class_weights",
+        lambda plan: plan.learning.class_weights and max(plan.learning.class_weights) != 1.0,
+        "1 as the largest: weights only shorten gradients, the step size makes them longer",
+        "divide them all by the largest",
+    ),
+    Rule(
+        "data.label_shares",
+        lambda plan: plan.data.label_shares and len(plan.data.label_shares) != _label_count(plan),
+        _each_label,
+        "one for each label, or remove it",
+    ),
+    Rule(
+        "data.label_shares",
+        lambda plan: plan.data.label_shares and abs(sum(plan.data.label_shares) - 1.0) > 0.01,
+        "shares that come to 1, to within 0.01",
+        "label_shares = [0.73, 0.27]",
+    ),
+    Rule(
+        "data.label_shares",
+        lambda plan: plan.data.label_shares and min(plan.data.label_shares) < 0.001 * max(plan.data.label_shares),
+        "shares of which none is below a thousandth of another",
+        "give the rare label a larger share, or leave it out",
+    ),
+    Rule(
+        "data.label_shares",
+        lambda plan: plan.data.label_shares and plan.learning.class_weights,
+        "nothing beside learning.class_weights, which it would choose",
+        "remove one of the two",
     ),
     Rule(
         "learning.ridge",

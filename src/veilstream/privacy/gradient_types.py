@@ -72,15 +72,21 @@ sums of such."""
 
 
 def clip_onto_grid(
-    raw: RawGradient, grid: Grid, gamma: float | None = None, clients_per_step: int = 1
+    raw: RawGradient,
+    grid: Grid,
+    gamma: float | None = None,
+    clients_per_step: int = 1,
+    weights: NDArray[np.float32] | None = None,
 ) -> ClippedGradient:
     """Clip each client's gradient, round its share of the step towards zero, and add the shares up.
 
-    Gradients are normalised first where there is a ``gamma``; one that is not finite becomes zero.
+    Gradients are normalised first where there is a ``gamma``, then multiplied by their ``weights``, if any; one that is
+    not finite becomes zero.
     """
     total = np.zeros(raw.reveal().shape[-1], np.int64)
-    for gradient in np.atleast_2d(raw.reveal()):  # one after the other, so that each stays in cache
+    for place, gradient in enumerate(np.atleast_2d(raw.reveal())):  # one after the other, so that each stays in cache
         own = gradient if gamma is None else normalised(gradient, gamma)
+        own = own if weights is None else weights[place] * own
         total += grid.gradient(clip_one(own, grid.clip_norm), clients_per_step)
     return ClippedGradient(OnGrid(total))
 

@@ -17,18 +17,22 @@ if TYPE_CHECKING:
 _RUN = 256
 
 
-def clip_traced(gradients: Array, clip_norm: float | Array, gamma: float | None = None) -> Array:
+def clip_traced(
+    gradients: Array, clip_norm: float | Array, gamma: float | None = None, weights: Array | None = None
+) -> Array:
     """Scale each float32 vector along the last axis to norm at most ``clip_norm``.
 
     Guarantees: the exact norm of each result is at most ``clip_norm``; a vector with an entry that
     is not finite becomes zero. Unlike `veilstream.clip`, a vector within some 1e-5 of the bound is
     scaled too, and bounds must lie in [1e-15, 1e15]. With ``gamma``, g / (|g| + gamma) is clipped
-    instead of g.
+    instead of g; that times ``weights``, if there are any.
     """
     import jax.numpy as jnp
 
     if gamma is not None:
         gradients = _normalised(gradients, gamma)
+    if weights is not None:
+        gradients = weights * gradients
     dim = gradients.shape[-1]
     finite = jnp.isfinite(gradients).all(axis=-1, keepdims=True)
     x = jnp.where(finite, gradients, 0.0)

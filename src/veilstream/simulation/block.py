@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veilstream.learning.algorithm import StepRule, local_round, server_update
+from veilstream.learning.class_weights import ClassWeights
 from veilstream.learning.tasks import Sample, Task
 from veilstream.privacy.telemetry import Telemetry
 
@@ -57,6 +58,7 @@ class Block:
     mechanism_of: tuple[int, ...]  # Which of the mechanisms each method takes its noise from
     keep: int  # How many published models of a block are kept at most
     forgetting: tuple[float, ...] = ()  # Of each method, where they forget
+    weights: ClassWeights | None = None  # What a client's gradient counts, by its label
     telemetry: tuple[Telemetry, ...] = ()
     """Of each method, where clients contribute any; the same metrics, each with its own width."""
 
@@ -119,7 +121,7 @@ class Block:
 
         def learner(x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array, width: Array) -> Array:
             told = replace(self.telemetry[0], width=width) if self.telemetry else None
-            rule = StepRule(clip_norm, self.projection_radius, self.unit_steps, self.gamma, told)
+            rule = StepRule(clip_norm, self.projection_radius, self.unit_steps, self.gamma, told, self.weights)
             return local_round(self.task, rule, x, met, noise, eta)
 
         widths = jnp.array([t.width for t in self.telemetry] or [0.0] * len(x), x.dtype)

@@ -197,6 +197,7 @@ class Simulation:
             mechanism_of=used,
             keep=1 if self._rounds_apart else -(-self.block_rounds // self.plan.run.evaluate_every),
             forgetting=tuple(p.plan.forgetting for p in members) if forgets else (),
+            weights=members[0].rule.weights,
             telemetry=tuple(t for p in members if (t := self.plan.telemetry_of(p.plan))),
         )
         width = learners * (self.task.dim + block.telemetry_count)

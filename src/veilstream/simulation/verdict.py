@@ -72,7 +72,7 @@ class Verdicts:
         assert main.judged is not None
         found = self.of(main.judged)
         advice = self._on_labels(main.judged)
-        if not found.better:
+        if not found.better and not advice:  # a model that ranks has learned; its labels are what is in the way
             advice += self._on_learning(main, [other for other in others if other.judged is not None])
         return Verdict(found.better, found.sentence, tuple(advice))
 
@@ -98,7 +98,8 @@ class Verdicts:
         label, key = self._figures.constants[0][0], "balanced_accuracy" if self.balanced else "accuracy"
         base = _mean([constant.quality for _, constant in self._figures.constants], key)
         how = f"{_word(key)} {_mean(each, key):.3f} against {base:.3f} (difference {_interval(gained)})"
-        also = [] if self.balanced else [f"balanced accuracy {_mean(each, 'balanced_accuracy'):.3f}"]
+        other = "accuracy" if self.balanced else "balanced_accuracy"
+        also = [f"{_word(other)} {_mean(each, other):.3f}"]
         area = _mean(each, "auc")
         also += [] if math.isnan(area) else [f"AUC {area:.3f}"]
         recall = self._recall(judged)
@@ -192,7 +193,7 @@ class Verdicts:
 
 def weighs_labels(plan: Plan) -> bool:
     """Whether the plan says how labels count, so that balanced accuracy is what its models aim at."""
-    return False
+    return plan.learning.class_weights is not None or plan.data.label_shares is not None
 
 
 def _step(prepared: Prepared) -> str:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from veilstream.deployment.learner import Learner, checked_model
 from veilstream.errors import InputError
 from veilstream.files import write_file
+from veilstream.runs.folder import OPERATIONAL, changed
 from veilstream.runs.model import Model
-from veilstream.runs.released_model import ReleasedModel, plan_digest
+from veilstream.runs.released_model import ReleasedModel
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class PublishedModel:
     def _load(self, path: Path) -> None:
         try:
             released = ReleasedModel.load(path)
-            if plan_digest(released.plan) != plan_digest(self._learner.plan):
+            if changed(released.plan, self._learner.plan).keys() - OPERATIONAL:
                 raise InputError("model", str(path), "a model of this plan", "the server sends another")
             self.model = self._loaded(released)
         except InputError as error:
