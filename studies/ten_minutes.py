@@ -1,7 +1,7 @@
 """The first ten minutes, timed: from a stranger's CSV to a private federation with a usable model.
 
 `python -m studies.ten_minutes [OUT]` runs the commands of docs/your-data.md in the order of that page on a file with
-quoted cells, dates such as 31.1.2026, missing cells and labels in any case, 27% of them yes. A person's part is one
+quoted cells, dates such as 31.1.2026, missing cells and labels in any case, 29% of them yes. A person's part is one
 edit: what anybody knows goes in the place of each "?". Counts what was refused on the way, and what each command took.
 """
 

@@ -42,6 +42,7 @@ def pinned(tmp_path, monkeypatch):
         "integrity": f"sha512-{digest}",
         "into": "vendor",
         "files": {"main": "main.js", "LICENSE": "LICENSE"},
+        "sha256": {"main.js": hashlib.sha256(b"draw()").hexdigest(), "LICENSE": hashlib.sha256(b"MIT").hexdigest()},
     }
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements/npm.json").write_text(json.dumps({"small": pin}))
@@ -113,6 +114,7 @@ def test_the_lock_names_versions_and_hashes_and_no_host():
         assert kind == "sha512"
         assert len(base64.b64decode(digest)) == 64
         assert any("LICENSE" in name for name in pin["files"])
+        assert set(pin["sha256"]) == set(pin["files"].values())
 
 
 def test_actions_of_the_public_checks_are_pinned_by_digest():

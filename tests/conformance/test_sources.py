@@ -18,6 +18,7 @@ import pytest
 from tests.support.federation import DIM, table_plan_of
 from veilstream.learning.tasks import Sample
 from veilstream.plans.data_source import open_source
+from veilstream.plans.records import schema_of
 from veilstream.records.admission import Admission, Answer
 from veilstream.streams.intake import ClientSource, Offered, SourceBookmark
 from veilstream.streams.iterator_source import IteratorSource
@@ -295,3 +296,30 @@ def test_records_of_an_iterator_that_the_task_does_not_take_wait_like_others_wit
     assert offered[-1].tag == "good"
     assert "3 finite numbers as features, and one of -1.0, 1.0 as target" in caplog.text
     source.close()
+
+
+def test_rows_of_an_iterator_are_encoded_by_the_plan_and_a_refused_one_keeps_its_place(caplog):
+    good = {"person": "ann", "y": "yes"} | {f"x{i}": 0.5 for i in range(DIM)}
+
+    def rows(consumed):
+        yield good
+        yield good | {"person": "bob", "x0": "no number"}
+        yield good | {"person": ""}
+        yield ("cyd", sample_of("p1"))
+
+    source = IteratorSource(rows, name="m:rows", patience_s=0.5)
+    source.schema = schema_of(table_plan_of())
+    got = Round(5)
+    got.serve(source)
+    assert [(str(each.tag), each.sample is None) for each in got.got] == [
+        ("ann", False),
+        ("bob", True),
+        ("m:rows:3", True),  # somebody whose name is missing
+        ("cyd", False),
+    ]
+    assert [each.bookmark.text for each in got.got] == ["1", "2", "3", "4"]
+    np.testing.assert_array_equal(got.got[0].sample.features, source.schema.features_of(good))
+    source.close()
+    without = IteratorSource(rows, name="m:rows", patience_s=0.5)
+    assert Round(5).serve(without) == []
+    assert "since [data] has no columns" in caplog.text

@@ -17,6 +17,7 @@ from veilstream.wording import counted, shown, shown_lines
 if TYPE_CHECKING:
     from veilstream.plans.column_profile import Column, Profile
     from veilstream.plans.data_check import DataCheck
+    from veilstream.streams.table import Table
 
 
 _NUMBERS = ("rows", "rounds", "missing", "rows in run")
@@ -27,7 +28,9 @@ _PRIVATE = (
 
 
 def check_command(
-    files: Annotated[list[Path], typer.Argument(help="CSV, JSON lines, Parquet, Arrow or SQLite.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="CSV, JSON lines (also .gz), Parquet, Arrow, SQLite; or folders.")
+    ],
     plan: Annotated[
         Path | None, typer.Option(help="The plan to check them against, or a new one to propose.", show_default=False)
     ] = None,
@@ -58,14 +61,13 @@ def check_command(
     from veilstream.plans.column_profile import profile
     from veilstream.plans.data_check import check_data
     from veilstream.plans.plan import Plan
-    from veilstream.streams.tables import open_table
 
     if write and plan is None:
         raise InputError("--write", None, "--plan, the file to write to", "--plan plan.toml")
     known = {role: column for role, column in (("label", label), ("client", client)) if column is not None}
     new = plan is not None and not plan.exists()
     if plan is None or write or new:
-        found = profile([open_table(file, query=query) for file in files], known)
+        found = profile([_opened(file, query) for file in files], known)
         proposed = _proposed(found, _source(files), plan if write or new else None)
         if json:
             print_json(_as_dict(found, proposed))
@@ -93,6 +95,13 @@ def check_command(
         _show_check(checked, deployable.text())
     if checked.run_refuses is not None:
         raise typer.Exit(InputError.exit_code)
+
+
+def _opened(path: Path, query: str | None) -> Table:
+    from veilstream.streams.folder_table import FolderTable, names_many
+    from veilstream.streams.tables import open_table
+
+    return FolderTable(path, open_table) if names_many(path) else open_table(path, query=query)
 
 
 def _source(files: list[Path]) -> str:
@@ -210,7 +219,10 @@ def _show_check(checked: DataCheck, deployed: str) -> None:
     for notice in report.notices:
         _say(f"  {notice}")
     most = counted(report.most_visits, "time")
-    _say(f"{report.people} people, {report.returning} of them return, one up to {most}")
+    if checked.each_row:
+        _say(f"{counted(report.people, 'row')}, each taken for another person")
+    else:
+        _say(f"{report.people} people, {report.returning} of them return, one up to {most}")
     if checked.labels:
         each = ", ".join(f"{label}: {count}" for label, count in checked.labels.most_common(12))
         _say(f"labels: {each}")

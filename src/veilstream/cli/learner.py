@@ -22,7 +22,8 @@ def learner_command(
     data: Annotated[
         str,
         typer.Option(
-            help="A file of records (CSV, JSON lines, Parquet, Arrow, SQLite) with the plan's columns; "
+            help="A file of records (CSV, JSON lines, also .gz, Parquet, Arrow, SQLite) with the plan's columns, a "
+            "folder or a quoted pattern of such files; "
             "`live`: records come by its API; `module:function`: a Python function that is given the number of "
             "records consumed before, and yields (tag, sample); `plan:INDEX`: the plan's own data, as learner INDEX "
             "of a simulation sees them, to try things out."

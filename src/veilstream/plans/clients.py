@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 from veilstream.errors import InputError
 from veilstream.learning.task_registry import task_kind
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
+from veilstream.records.schema import EACH_ROW
 from veilstream.streams.datasets import SOURCE_PREFIX, named_source
+from veilstream.streams.folder_table import FolderTable, names_many
 from veilstream.streams.mnist import load_mnist, mnist_stream
 from veilstream.streams.pool import Stream
 from veilstream.streams.synthetic import RippleStream, SyntheticStream
@@ -78,7 +81,7 @@ def source_files(plan: Plan) -> list[Path]:
 
 def named_tables(paths: list[Path], plan: Plan, query: str | None = None) -> list[tuple[str, Table]]:
     """Files, opened, by the names of their learners; ``query`` is of SQLite files, instead of the plan's."""
-    names = [path.stem for path in paths]
+    names = [_learner_name(path) for path in paths]
     if plan.data.learner is None and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(
@@ -87,13 +90,24 @@ def named_tables(paths: list[Path], plan: Plan, query: str | None = None) -> lis
             "files of different names: each is a learner",
             "rename one, or name a column of learners: data.learner",
         )
-    return [(path.stem, planned_table(path, plan, query=query)) for path in paths]
+    return [(_learner_name(path), planned_table(path, plan, query=query)) for path in paths]
+
+
+def _learner_name(path: Path) -> str:
+    return path.name if path.is_dir() else Path(path.name.removesuffix(".gz")).stem
 
 
 def planned_table(
     path: Path, plan: Plan, *, whole: bool = True, query: str | None = None, key: str | None = None
 ) -> Table:
-    """A file's table; the plan's query and key are for SQLite files without one of their own."""
+    """The table of a file or folder; the plan's query and key are for SQLite files without one of their own."""
+    if names_many(path):
+        for field, given in (("--query", query), ("--key", key)):
+            if given is not None:
+                raise InputError(field, given, f"nothing for {path.name}, which is no SQLite file", "leave it out")
+        # Where people are known and come once, the ledger knows a copy's records by their people.
+        copies = plan.data.client == EACH_ROW or plan.participation.times > 1
+        return FolderTable(path, partial(open_table, whole=whole), whole=whole, copies=copies)
     if is_sqlite(path):
         query, key = query or plan.data.query, key or plan.data.key
     return open_table(path, whole=whole, query=query, key=key)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from veilstream.errors import InputError, among
 from veilstream.plans.column_roles import FEW, Roles, guessed_roles
 from veilstream.progress import progress
-from veilstream.records.cells import as_number, as_text, is_missing, plain_numbers, time_of
+from veilstream.records.cells import as_number, as_text, has_two_readings, is_missing, plain_numbers, time_of
 from veilstream.records.schema import EACH_ROW
 from veilstream.streams.table import MANY_ROWS, Block, Cells, Table
 from veilstream.wording import counted
@@ -43,6 +43,7 @@ class Column:
     low: float | None = None
     high: float | None = None
     texts: Counter[str] = field(default_factory=Counter)
+    two_readings: int = 0  # numbers such as 1.300 beside decimal commas
     many: int = 0  # number of cells after which new ones were no longer counted; 0 if all were
 
     def take(self, cells: Sequence[object], *, decimal_comma: bool) -> None:
@@ -82,6 +83,9 @@ class Column:
             self.numbers += count
             self.whole_numbers += number.is_integer() * count
             self._widen(number, number)
+        elif has_two_readings(value, decimal_comma=decimal_comma):
+            self.numbers += count
+            self.two_readings += count
         elif text[:1].isdigit():
             read = _ISO_DATE.fullmatch(str(time_of(text))) is not None
             self.read_dates += read * count
@@ -147,7 +151,7 @@ class Column:
     def shown(self) -> str:
         """Some values, for this screen only."""
         if self.kind == "numeric":
-            return f"{self.low:g} to {self.high:g}"
+            return "numbers with two readings" if self.low is None else f"{self.low:g} to {self.high:g}"
         few = ", ".join(f"{text[:60]} ({count})" for text, count in self.texts.most_common(4))
         more = self.distinct - 4
         return few + (f" and {more}{'+' if self.many else ''} more" if more > 0 else "")
@@ -243,6 +247,12 @@ def profile(tables: Sequence[Table], known: Mapping[str, str] | None = None) -> 
     for role, column in found.known.items():
         if column not in found.columns and (role, column) != ("client", EACH_ROW):
             raise InputError(f"--{role}", column, *among(column, found.columns))
+    found.notices += [
+        f"{counted(column.two_readings, 'cell')} in {column.name} can be read in two ways, such as 1.300 beside "
+        "decimal commas: a learner refuses their records; write 1300 or 1,3"
+        for column in found.columns.values()
+        if column.two_readings and column.is_number
+    ]
     return found
 
 

@@ -99,6 +99,11 @@ def guessed_roles(
     return Roles(client, time, learner, label, left_out, tuple(remarks))
 
 
+def column_of_people(names: list[str]) -> str | None:
+    """The column that says who, by its name alone."""
+    return _called(_CLIENTS, names)
+
+
 def _client(columns: Mapping[str, Column], names: list[str], remarks: list[str]) -> str:
     named = _called(_CLIENTS, [n for n in names if columns[n].distinct > 1])
     if named is not None:

@@ -29,6 +29,7 @@ from veilstream.mechanisms.normals import TILE
 from veilstream.mechanisms.optimal import RETURNING_LIMIT
 from veilstream.mechanisms.registry import build_for, built_in
 from veilstream.mechanisms.unbounded import without_end
+from veilstream.plans.auto import with_defaults
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import SOLVED, effort, prepare, published_noise, recommended, warn_of_kept_noise
 from veilstream.plans.tasks import task_of
@@ -91,7 +92,11 @@ class Setting:
             step_size=method.local_step_size * method.server_step_size,
             unbounded=plan.learning.unbounded,
             mechanism=method.mechanism_name,
-            kept=tuple((m.name, m.mechanism_name or "", m.objective) for m in plan.methods if m.method.private),
+            kept=tuple(
+                (m.name, m.mechanism_name or "", (with_defaults(plan, m) if m.method.chooses_steps else m).objective)
+                for m in plan.methods
+                if m.method.private
+            ),
         )
 
     @property

@@ -10,9 +10,12 @@ from typing import Any
 
 from veilstream.errors import InputError
 from veilstream.plans.clients import dealing_of, named_tables, source_files
+from veilstream.plans.column_roles import column_of_people
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
-from veilstream.records.schema import REASONS
+from veilstream.records.cells import as_text, is_missing
+from veilstream.records.schema import EACH_ROW, REASONS
+from veilstream.streams.table import MANY_ROWS
 from veilstream.streams.table_stream import ClientRecord, TableReport, deal_out, records_of, short_of
 from veilstream.streams.visit_counts import VisitCounts
 from veilstream.wording import counted
@@ -32,6 +35,7 @@ class DataCheck:
     learned: dict[str, int] = field(default_factory=dict)  # by learner, without held-out people
     run_refuses: str | None = None  # what `veilstream run` would say of these files
     notes: list[str] = field(default_factory=list)
+    each_row: bool = False  # whether the plan takes each row for another person
 
     @property
     def refused_share(self) -> float:
@@ -119,6 +123,9 @@ def check_data(paths: list[Path], plan: Plan, query: str | None = None) -> DataC
         per_round,
     )
     checked.notes += plan.remarks()
+    checked.each_row = schema.client == EACH_ROW
+    if checked.each_row:
+        checked.notes += _people_by_name(paths, plan, query, sorted(named - used))
     if held is None:
         checked.notes.append(
             f"more than {MOST_SIMULATED:,} records: what `veilstream run` says of them was not looked at, since it "
@@ -133,6 +140,26 @@ def check_data(paths: list[Path], plan: Plan, query: str | None = None) -> DataC
             "matters"
         )
     return checked
+
+
+def _people_by_name(paths: list[Path], plan: Plan, query: str | None, unused: list[str]) -> list[str]:
+    """What a column that looks like a person's name says of people who return, where the plan names nobody."""
+    column = column_of_people(unused)
+    if column is None:
+        return []
+    visits = Counter(
+        hash(as_text(cells[column]))
+        for _, table in named_tables(paths, plan, query)
+        for block in table.blocks(digests=False, most=MANY_ROWS)
+        for cells in block.rows
+        if cells is not None and not is_missing(cells.get(column))
+    )
+    return_, most = sum(count > 1 for count in visits.values()), max(visits.values(), default=0)
+    return [
+        f'client = "#row" takes each row for another person, so nobody is known to return; column {column} looks like '
+        f"who: {len(visits)} people, {return_} of them return, one up to {counted(most, 'time')}. "
+        f'If it says who, set client = "{column}": with "#row" the promise protects each of their rows alone'
+    ]
 
 
 def _simulate(

@@ -14,6 +14,7 @@ from veilstream.plans.own_code import load_function
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 from veilstream.records.sample import Sample
+from veilstream.streams.folder_table import names_many
 from veilstream.streams.intake import AlwaysReady, ClientSource, Observe, Offered, Wanted
 from veilstream.streams.iterator_source import IteratorSource
 from veilstream.streams.table_source import TableSource
@@ -80,8 +81,10 @@ def open_file(
     key: str | None = None,
 ) -> TableSource:
     """A file of records by the plan's schema; for arguments and errors see `open_source`."""
-    if not os.path.lexists(path):
-        raise InputError("data", str(path), "a file, `live`, `plan:INDEX` or `module:function`", "check the path")
+    if not os.path.lexists(path) and not names_many(path):
+        raise InputError(
+            "data", str(path), "a file or folder, `live`, `plan:INDEX` or `module:function`", "check the path"
+        )
     if plan.data.kind != "table":
         raise InputError(
             "data.kind",

@@ -108,21 +108,16 @@ def whole_plan(found: Profile, source: str, name: str) -> str:
             "",
             "[[methods]]",
             'name = "private"',
-            'mechanism = "buffered" # noise that is correlated in time; `veilstream plan` compares all kinds',
-            f"step_size = {_STEP_SIZE}",
-            "averaging = 2.0        # publish an average of the models so far",
+            'kind = "auto"          # step sizes from public facts of the plan: none is tuned on records',
             "",
             "[[methods]]",
             'name = "noise-free"    # for comparison: protects no one, and is left out of a deployment',
             'kind = "noise-free"',
-            f"step_size = {_STEP_SIZE}",
-            "averaging = 2.0",
+            "step_size = 0.5",
+            "averaging = 3.0",
             "",
         ]
     )
-
-
-_STEP_SIZE = 0.5
 
 
 def _task(found: Profile) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 MISSING_TEXTS = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-"})
 _NUMBERS_OR_TEXT = frozenset({int, float, str})
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+(,\d*)?")
+_ZONE = re.compile(r".*?\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?\s*(Z|UTC|GMT|[-+]\d{2}(?::?\d{2})?)?", re.IGNORECASE)
 _DAY_FIRST = re.compile(r"(0?[1-9]|[12]\d|3[01])\.(0?[1-9]|1[0-2])\.(\d{4})((?:,? |T)\d.*)?")
 _YEAR_FIRST = re.compile(r"(\d{4})[/.](0?[1-9]|1[0-2])[/.](0?[1-9]|[12]\d|3[01])((?:,? |T)\d.*)?")
 _SORTS_AS_TEXT = re.compile(r"\d{4}-\d{2}(-\d{2}.*)?|\d{2}:\d{2}.*")
@@ -44,6 +47,10 @@ def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
         return None
     if isinstance(value, str):
         text = value.strip()
+        if decimal_comma and "." in text and has_thousands(text):
+            if "," not in text:
+                return None  # see `has_two_readings`
+            text = text.replace(".", "")
         if decimal_comma and "," in text and "." not in text and text.count(",") == 1:
             text = text.replace(",", ".")
         if "_" in text:  # 1_000 is a number in Python only
@@ -54,6 +61,16 @@ def as_number(value: object, *, decimal_comma: bool = False) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def has_thousands(text: str) -> bool:
+    """Whether points cut a number into thousands: 1.300 or 1.300,50."""
+    return _THOUSANDS.fullmatch(text) is not None
+
+
+def has_two_readings(value: object, *, decimal_comma: bool) -> bool:
+    """Whether a cell is 1.300 where commas are decimal: 1.3 to some programs, 1300 to others."""
+    return decimal_comma and isinstance(value, str) and "," not in value and has_thousands(value.strip())
 
 
 def plain_numbers(cells: Sequence[object], *, decimal_comma: bool = False) -> NDArray[np.float64] | None:
@@ -80,10 +97,12 @@ def as_numbers(cells: Sequence[object], *, decimal_comma: bool = False) -> NDArr
 
 
 def with_decimal_point(value: object) -> object:
-    """A number written with a decimal comma gets a point; anything else stays as it is."""
+    """A number written with a decimal comma gets a point, one with two readings is none any more."""
+    if has_two_readings(value, decimal_comma=True):
+        return f"{value}?"
     if isinstance(value, str) and "," in value:
         number = as_number(value, decimal_comma=True)
-        return value if number is None else value.replace(",", ".")
+        return value if number is None else value.replace(".", "").replace(",", ".")
     return value
 
 
@@ -111,6 +130,9 @@ def _clock(text: str | None) -> str:
     return f" {told:0>5}" if re.fullmatch(r"\d:\d\d", told[:4]) and len(told) == 4 else f" {told}" if told else ""
 
 
+_UTC = dict.fromkeys(("Z", "UTC", "GMT", "+00", "+0000", "+00:00", "-00:00"), "UTC")
+
+
 class TimeOrder:
     """Counts records that are earlier than their learner's record before."""
 
@@ -118,13 +140,26 @@ class TimeOrder:
         self._last: dict[str, float | str] = {}
         self.unordered = 0
         self.by_letters = False  # whether some time is a text that does not sort as time
+        self.zones: Counter[str] = Counter()  # of times that are text; "" for one without
 
     def add(self, learner: str, when: float | str) -> None:
         """The next record of a learner."""
         last = self._last.get(learner)
         if isinstance(when, str):
             self.by_letters |= _SORTS_AS_TEXT.fullmatch(when) is None
+            if zoned := _ZONE.fullmatch(when):
+                self.zones[_UTC.get((zone := zoned[1] or "").upper(), zone)] += 1
         if last is not None:
             alike = isinstance(last, str) == isinstance(when, str)
             self.unordered += alike and when < last  # type: ignore[operator]
         self._last[learner] = when
+
+    def remark_on_zones(self, column: str) -> list[str]:
+        """A notice if times of several zones would be ordered by their letters; else none."""
+        if len(self.zones) < 2:
+            return []
+        shown = ", ".join(f"{zone or 'none'} {count}" for zone, count in self.zones.most_common(6))
+        return [
+            f"the times in {column} have {len(self.zones)} time zones ({shown}), and are ordered by their letters: "
+            "12:00+02:00 is then after 11:00Z. Write all of them in UTC"
+        ]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import InputError
-from veilstream.records.cells import as_number, as_text, is_missing
+from veilstream.records.cells import as_number, as_text, has_two_readings, is_missing
 from veilstream.records.client_names import client_name
 from veilstream.records.sample import Sample
 
@@ -35,6 +35,7 @@ REASONS = {
     "no column": "the column is not there",
     "missing": "the cell is empty",
     "not a number": "the cell is no finite number",
+    "two readings": "the number can be read in two ways (1.300 beside decimal commas): write 1300 or 1,3",
     "out of range": "the number is outside the plan's range",
     "unknown category": "the text is not in the plan's vocabulary",
     "unknown label": "the label is none of the plan's",
@@ -85,6 +86,10 @@ class Encoded:
         return "Encoded(<hidden>)"  # people's data, not for logs
 
 
+def _why_no_number(cell: object, decimal_comma: bool) -> str:
+    return "two readings" if has_two_readings(cell, decimal_comma=decimal_comma) else "not a number"
+
+
 def _check_range(field: str, low: float, high: float) -> None:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise InputError(
@@ -122,7 +127,7 @@ class Numeric:
         """Write a cell into its place; True if it had to be clamped."""
         value = as_number(cell, decimal_comma=decimal_comma)
         if value is None:
-            raise RefusedRecord("not a number", self.name)
+            raise RefusedRecord(_why_no_number(cell, decimal_comma), self.name)
         inside = min(max(value, self.low), self.high)
         if inside != value and self.outside == "refuse":
             raise RefusedRecord("out of range", self.name)
@@ -266,7 +271,7 @@ class Label:
             return (2.0 * place - 1.0 if self.signed else float(place)), False
         number = as_number(value, decimal_comma=decimal_comma)
         if number is None:
-            raise RefusedRecord("not a number", self.name)
+            raise RefusedRecord(_why_no_number(value, decimal_comma), self.name)
         inside = min(max(number, self.low), self.high)
         if inside != number and self.outside == "refuse":
             raise RefusedRecord("out of range", self.name)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from veilstream.errors import InputError
-from veilstream.streams.growing_file import GrowingLines, is_broken_text
+from veilstream.streams.growing_file import is_broken_text, text_lines
 from veilstream.streams.table import Cells, Table, check_names
 from veilstream.wording import counted
 
@@ -36,7 +36,7 @@ class CsvTable(Table):
 
     def __init__(self, path: Path, *, whole: bool = True) -> None:
         super().__init__(path.name)
-        self._lines = GrowingLines(path, whole=whole)
+        self._lines = text_lines(path, whole=whole)
         self.notices += [self._lines.notice] if self._lines.notice else []
         sample = _sample_lines(self._lines.sample)
         self._delimiter = _delimiter(sample)

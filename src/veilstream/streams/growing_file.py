@@ -6,8 +6,10 @@ or written over is refused, since old records would come a second time.
 
 from __future__ import annotations
 
+import gzip
 import stat
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +18,11 @@ from veilstream.errors import InputError
 _SAMPLE_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 16
-_SETTLED_S = 2.0  # a last line without a newline counts as whole once the file has not changed for this long
+SETTLED_S = 2.0  # a last line without a newline counts as whole once the file has not changed for this long
 _LONGEST_LINE = 1 << 24
 _LAST_BYTES = 256  # bytes before the position that are compared again before more is read
 
 _OTHER_KINDS = (  # first bytes of files that are not text
-    (b"\x1f\x8b", "a gzip archive", "unpack it: gunzip -k"),
     (b"BZh", "a bzip2 archive", "unpack it: bunzip2 -k"),
     (b"\xfd7zXZ", "an xz archive", "unpack it: unxz -k"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it: unzstd"),
@@ -68,8 +69,7 @@ class GrowingLines:
     def __init__(self, path: Path, *, whole: bool) -> None:
         check_plain_file(path)
         self.path, self._whole = path, whole
-        with path.open("rb") as file:
-            sample = file.read(_SAMPLE_BYTES)
+        sample = self._first_bytes()
         for magic, kind, way_out in _OTHER_KINDS:
             if sample.startswith(magic):
                 raise InputError("data", path.name, f"text; this is {kind}", way_out)
@@ -84,6 +84,10 @@ class GrowingLines:
         self._file_number = path.stat().st_ino
         self._cut = False  # whether the last line given out was too long, and its rest is still to come
         self.number = 0  # number of the last line given out, from 1
+
+    def _first_bytes(self) -> bytes:
+        with self.path.open("rb") as file:
+            return file.read(_SAMPLE_BYTES)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -149,7 +153,7 @@ class GrowingLines:
 
     def settled(self) -> bool:
         """Whether an unfinished line or quote will not be continued."""
-        return self._whole or time.time() - self.path.stat().st_mtime >= _SETTLED_S
+        return self._whole or time.time() - self.path.stat().st_mtime >= SETTLED_S
 
     def _end_of_line(self) -> int:
         width = len(self._newline)
@@ -188,6 +192,65 @@ class GrowingLines:
             f"a file that only grows; it {what}",
             "put the old content back, or give new records in a file of another name",
         )
+
+
+class GzipLines(GrowingLines):
+    """The same of a file that is packed with gzip; it may grow by further members."""
+
+    def __init__(self, path: Path, *, whole: bool) -> None:
+        self._stream: gzip.GzipFile | None = None
+        self._size = -1  # of the file when the stream was opened
+        super().__init__(path, whole=whole)
+
+    def _first_bytes(self) -> bytes:
+        found = b""
+        with gzip.open(self.path) as file:
+            try:
+                while len(found) < _SAMPLE_BYTES and (more := file.read1(_CHUNK_BYTES)):
+                    found += more
+            except EOFError:  # the rest may be written later
+                pass
+            except (OSError, zlib.error) as error:
+                raise self._damaged() from error
+        return found[:_SAMPLE_BYTES]
+
+    def rows_left(self, rows: int) -> int | None:
+        """Unknown: how much the rest holds is seen when it is unpacked."""
+        return None
+
+    def _fetch(self) -> bool:
+        known = self._position + len(self._buffer) - self._at
+        try:
+            about = self.path.stat()
+            if about.st_ino != self._file_number or about.st_size < self._size:
+                raise self._changed("is another file now, or has become shorter")
+            if self._stream is None or about.st_size != self._size:
+                self._stream, self._size = gzip.GzipFile(self.path), about.st_size
+                while (left := known - self._stream.tell()) > 0 and self._stream.read1(min(left, _CHUNK_BYTES)):
+                    pass
+            more = self._stream.read1(_CHUNK_BYTES)
+        except FileNotFoundError as error:
+            raise self._changed("is gone") from error
+        except EOFError:
+            self._stream = None
+            if self.settled():
+                raise self._changed("ends in the middle of what is packed") from None
+            return False
+        except (OSError, zlib.error) as error:
+            raise self._damaged() from error
+        self._buffer, self._at = self._buffer[self._at :] + more, 0
+        return bool(more)
+
+    def _damaged(self) -> InputError:
+        return InputError("data", self.path.name, "a whole gzip file; this one is damaged", "copy it again")
+
+
+def text_lines(path: Path, *, whole: bool) -> GrowingLines:
+    """A text file's lines, packed or not."""
+    check_plain_file(path)
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return GzipLines(path, whole=whole) if packed else GrowingLines(path, whole=whole)
 
 
 def is_broken_text(text: str) -> bool:

@@ -1,20 +1,24 @@
-"""Any Python iterator of (person, sample) pairs as a deployed learner's clients (`--data module:function`).
+"""Any Python iterator of records as a deployed learner's clients (`--data module:function`).
+
+A record is a mapping of the plan's columns, as a row of a table, or a pair (person, sample).
 
 The function is called with how many records this learner has consumed so far, across restarts, by its ledger: a
 stream that can be read again yields from there on. One that deletes what it hands out may ignore it. For a record
-that cannot be used it yields (person, None), which takes its step with a zero gradient; it must not raise, since
-an iterator that has raised is at its end.
+that cannot be used it yields (person, None), or the row as it is, which takes its step with a zero gradient; it must
+not raise, since an iterator that has raised is at its end.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from veilstream.errors import InputError
 from veilstream.records.admission import Admission
+from veilstream.records.sample import Sample
+from veilstream.records.schema import Encoded, RecordSchema
 from veilstream.streams.intake import Offered, SourceBookmark
 from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
 
@@ -26,8 +30,8 @@ class IteratorSource(WaitingSource):
     """Reads an iterator ahead in a thread of its own; the iterator may block.
 
     Args:
-        make: called once, with how many records were consumed before; gives (tag, sample) pairs, with
-            None as sample for a record that cannot be used.
+        make: called once, with how many records were consumed before; gives rows, or (tag, sample) pairs
+            with None as sample for a record that cannot be used.
         name: under which the learner remembers how far it was read.
         patience_s: how long a round waits for records.
 
@@ -35,11 +39,12 @@ class IteratorSource(WaitingSource):
 
     _nobody_hears = True
 
-    def __init__(self, make: Callable[[int], Iterator[tuple[Any, Any]]], *, name: str, patience_s: float) -> None:
+    def __init__(self, make: Callable[[int], Iterator[Any]], *, name: str, patience_s: float) -> None:
         super().__init__(patience_s, _READ_AHEAD)
         self.name = name
         self._make, self._consumed = make, 0
         self.admission: Admission | None = None  # other records are counted, and offered as None
+        self.schema: RecordSchema | None = None  # what a row means
         self.not_admitted = 0
         self._thread: threading.Thread | None = None
 
@@ -86,19 +91,32 @@ class IteratorSource(WaitingSource):
 
     def _read(self) -> None:
         try:
-            for tag, sample in self._make(self._consumed):
+            for given in self._make(self._consumed):
                 self._consumed += 1
+                tag, sample = self._encoded(given) if isinstance(given, Mapping) else given
+                if tag is None:
+                    continue
                 if self.admission is not None and self.admission.admitted(sample) is None:
                     self._refuse(self.admission)
                     sample = None
                 bookmark = SourceBookmark(self.name, str(self._consumed))
                 if not self._put_when_there_is_room(WaitingRecord(Offered(tag, sample, bookmark))):
                     return
-        except Exception as error:  # its text might quote data
-            _log.error("the data source %s failed (%s)", self.name, type(error).__name__)
+        except Exception as error:  # its text might quote data, unless it is ours
+            why = str(error) if isinstance(error, InputError) else type(error).__name__
+            _log.error("the data source %s failed (%s)", self.name, why)
         with self._changed:
             self._no_more = True
             self._changed.notify_all()
+
+    def _encoded(self, row: Mapping[str, object]) -> tuple[str | None, Sample | None]:
+        """Whose record it is, and its sample if it can be used."""
+        if self.schema is None:
+            raise InputError("data", self.name, "(person, sample) pairs, since [data] has no columns", 'kind = "table"')
+        found = self.schema.encode(row, row_name=f"{self.name}:{self._consumed}")
+        if isinstance(found, Encoded):
+            return found.client, found.sample
+        return found.client, None  # None for a row of empty cells alone, which is skipped
 
     def _refuse(self, admission: Admission) -> None:
         """Warn at the first, the tenth, the hundredth ... record that cannot be used."""

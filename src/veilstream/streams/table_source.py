@@ -17,6 +17,7 @@ from veilstream.errors import InputError
 from veilstream.records.cells import TimeOrder, as_text, is_missing, time_of
 from veilstream.records.encoded_group import encode_group
 from veilstream.records.schema import Encoded, RecordSchema, Refusal
+from veilstream.streams.folder_table import FolderTable
 from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark, Wanted
 from veilstream.streams.table import MANY_ROWS, Block, Bookmark, Cells, Table
 from veilstream.streams.tables import check_columns
@@ -221,6 +222,8 @@ def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool
     Records of a copy would count as further visits. A copy is found by what its rows say, also behind new rows; one
     in which rows were changed is not.
     """
+    if isinstance(table, FolderTable):  # looks at each file when it opens it
+        return False
     stands = {mark.source: Bookmark.parse(mark.text) for mark in bookmarks if ":" in mark.text}  # others count no rows
     own = stands.pop(table.name, None)
     if not any(mark.rows for mark in stands.values()):
@@ -263,11 +266,11 @@ class _SeenBefore:
         return None
 
 
-def rows_out_of_order(table: Table, schema: RecordSchema, learner: str | None = None) -> tuple[int, int]:
-    """How many of this learner's rows come after a later one, and how many have a time; reads all."""
-    if schema.time is None or schema.time not in (table.columns or (schema.time,)):
-        return 0, 0
+def order_of_rows(table: Table, schema: RecordSchema, learner: str | None = None) -> tuple[TimeOrder, int]:
+    """In which order this learner's rows are, and how many have a time; reads all."""
     order, rows = TimeOrder(), 0
+    if schema.time is None or schema.time not in (table.columns or (schema.time,)):
+        return order, rows
     for block in table.blocks(digests=False, most=MANY_ROWS):
         for cells in block.rows:
             if cells is None or not _is_of(cells, schema, learner):
@@ -276,7 +279,7 @@ def rows_out_of_order(table: Table, schema: RecordSchema, learner: str | None = 
             if when is not None:
                 order.add("", when)
                 rows += 1
-    return order.unordered, rows
+    return order, rows
 
 
 def _is_of(cells: Cells, schema: RecordSchema, learner: str | None) -> bool:

@@ -182,6 +182,8 @@ def records_of(
                 tick(len(block.rows))
                 yield found
     report.unordered = order.unordered
+    if schema.time is not None:
+        report.notices += order.remark_on_zones(schema.time)
     if schema.time is not None and order.by_letters:
         report.notices.append(
             f"the times in {schema.time} are text and are sorted letter by letter: 2026-01-31 "

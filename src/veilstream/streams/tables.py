@@ -11,7 +11,7 @@ from pathlib import Path
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.streams.csv_table import CsvTable
-from veilstream.streams.growing_file import GrowingLines, check_plain_file, is_broken_text
+from veilstream.streams.growing_file import check_plain_file, is_broken_text, text_lines
 from veilstream.streams.sqlite_table import sqlite_table
 from veilstream.streams.table import Cells, Table, check_names
 from veilstream.strict_json import InvalidJson, read_json
@@ -41,7 +41,7 @@ def open_table(path: Path | str, *, whole: bool = True, query: str | None = None
     for field, given in (("query", query), ("key", key)):
         if given is not None:
             raise InputError(f"--{field}", given, f"nothing for {path.name}, which is no SQLite file", "leave it out")
-    suffix = path.suffix.lower()
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix in (".parquet", ".arrow", ".feather"):
         return _arrow_table(path)
     if suffix in (".jsonl", ".ndjson", ".json"):
@@ -52,7 +52,7 @@ def open_table(path: Path | str, *, whole: bool = True, query: str | None = None
         "data",
         path.name,
         "CSV, JSON lines, Parquet, Arrow or SQLite",
-        "name the file by its kind: .csv, .jsonl, .parquet, .arrow, .sqlite",
+        "name the file by its kind: .csv, .jsonl (also .gz), .parquet, .arrow, .sqlite",
     )
 
 
@@ -86,7 +86,7 @@ class JsonLinesTable(Table):
 
     def __init__(self, path: Path, *, whole: bool = True) -> None:
         super().__init__(path.name)
-        self._lines = GrowingLines(path, whole=whole)
+        self._lines = text_lines(path, whole=whole)
         first = self._lines.sample.strip().partition("\n")[0].strip()
         if first == "{" or first.startswith("["):
             raise InputError(

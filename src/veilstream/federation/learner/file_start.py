@@ -13,7 +13,7 @@ from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.records.schema import EACH_ROW, REASONS
 from veilstream.streams.intake import SourceBookmark
-from veilstream.streams.table_source import LookAhead, TableSource, check_not_read_before, rows_out_of_order
+from veilstream.streams.table_source import LookAhead, TableSource, check_not_read_before, order_of_rows
 
 _log = logging.getLogger(__name__)
 
@@ -37,13 +37,15 @@ def resume_file(source: TableSource, plan: Plan, marks: list[SourceBookmark], *,
         _log.info("%s", notice)
     check_first_records(source, learner=learner)
     if not marks and source.schema.time is not None:  # a file that was read from can no longer be sorted
-        unordered, rows = rows_out_of_order(source.reopen(), source.schema, learner)
-        if unordered:
+        order, rows = order_of_rows(source.reopen(), source.schema, learner)
+        for remark in order.remark_on_zones(source.schema.time):
+            _log.warning("%s: %s", source.table.name, remark)
+        if order.unordered:
             _log.warning(
                 "%s: %d of %d rows come after a row with a later %s. A learner takes rows in the file's order, a "
                 "simulation sorts them: if the order matters, stop and sort the file now",
                 source.table.name,
-                unordered,
+                order.unordered,
                 rows,
                 source.schema.time,
             )

@@ -28,7 +28,7 @@ from veilstream.federation.protocol.transport import Node, supervisor
 from veilstream.learning.tasks import Task, admission_of
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
-from veilstream.plans.records import label_unit
+from veilstream.plans.records import label_unit, schema_of
 from veilstream.plans.tasks import task_of
 from veilstream.streams.intake import ClientSource
 from veilstream.streams.iterator_source import IteratorSource
@@ -163,6 +163,7 @@ class LearnerService:
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
                 source.admission = admission_of(task)
+                source.schema = schema_of(self.plan) if self.plan.data.kind == "table" else None
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
             daemon = Daemon(
                 learner,
