@@ -175,6 +175,11 @@ class Plan(PlanTable):
         return self.privacy.neighbours if self.privacy else "replace-one"
 
     @property
+    def order(self) -> str:
+        """Who may know at which step a record is used."""
+        return self.privacy.order if self.privacy else "known"
+
+    @property
     def feature_count(self) -> int:
         """Numbers of one client's features: what the columns come to, or `data.dim`."""
         own_columns = self.data.kind == "table" and self.data.encode is None

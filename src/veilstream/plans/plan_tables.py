@@ -23,6 +23,9 @@ class PrivacyPlan(PlanTable):
     """How the budget becomes noise: exactly, or by the paper's looser bound, which needs more noise."""
     neighbours: Literal["replace-one", "zero-out"] = agreed(default="replace-one")
     """What the promise hides: whose record it was ("replace-one"), or whether there was one ("zero-out")."""
+    order: Literal["known", "secret"] = agreed(default="known", silent_default=True)
+    """Who may know at which step a record is used: "known" for anybody; "secret" where every record of an epoch chooses
+    its step at random and nobody outside the learner sees which, which needs less noise."""
     participations: int = agreed(default=1, ge=1, hint="how often a client may take part; try 1")
     """How often one client may take part; more visits need more noise."""
     min_separation: int = agreed(default=1, ge=1, hint="steps between two visits; try 1")

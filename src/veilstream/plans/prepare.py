@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.errors import InputError
 from veilstream.learning.algorithm import StepRule
 from veilstream.mechanisms import Factorization, StationaryFactorization, Workload, build
 from veilstream.mechanisms.registry import build_for
@@ -168,6 +169,8 @@ def warn_of_kept_noise(plan: Plan, method: MethodPlan) -> None:
 
 def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     """Build the mechanism and calibrate it; a method of kind "auto" then chooses its steps."""
+    if plan.order == "secret":
+        raise InputError("privacy.order", "secret", "known: nothing accounts for a secret order yet", "remove it")
     learning, chooses = plan.learning, method.step_size is None
     if chooses:
         method = with_defaults(plan, method)

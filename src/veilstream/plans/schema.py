@@ -41,6 +41,7 @@ class FieldRule:
     only_with: str = ""  # another key of the table that must be given too
     only_where: tuple[str, str] | None = None  # another key of the table, and the value that it must have
     agreed: bool = False  # server and learner must hold the same value: it decides the model or the promise
+    silent_default: bool = False  # terms leave its default out, as they did before there was the key
 
     @property
     def bounds(self) -> dict[str, float]:
@@ -152,7 +153,10 @@ class Table:
 
     def agreed_values(self) -> dict[str, Any]:
         """Values of the fields made with `agreed`: part of the terms of server and learner."""
-        return {name: getattr(self, name) for name, entry in self._entries.items() if entry.rule.agreed}
+        entries = {name: entry.rule for name, entry in self._entries.items() if entry.rule.agreed}
+        return {
+            name: getattr(self, name) for name, rule in entries.items() if self.given(name) or not rule.silent_default
+        }
 
 
 @dataclass(frozen=True)

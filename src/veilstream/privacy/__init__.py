@@ -4,7 +4,7 @@ from veilstream.mechanisms.participation import ONCE, Participation, Sensitivity
 from veilstream.privacy.calibration import calibrate, privacy_of
 from veilstream.privacy.clipping import Clipped, clip
 from veilstream.privacy.gaussian import GaussianCurve
-from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
+from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, Order
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.privacy.zcdp import ZcdpCurve
 
@@ -16,6 +16,7 @@ __all__ = [
     "GaussianCurve",
     "Guarantee",
     "Neighbours",
+    "Order",
     "Participation",
     "Sensitivity",
     "Telemetry",

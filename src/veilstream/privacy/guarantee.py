@@ -42,6 +42,16 @@ class Neighbours(_Choice):
         return 2 if self is Neighbours.REPLACE_ONE else 1
 
 
+class Order(_Choice):
+    """Who knows at which step of an epoch a record is used."""
+
+    KNOWN = "known"
+    """Anybody may: the promise does not rest on it."""
+    SECRET = "secret"
+    """Nobody outside the learner: every record chooses its step independently and uniformly among all of them, and the
+    promise rests on that choice as on the noise (`privacy.secret_order`)."""
+
+
 class Accounting(_Choice):
     """How noise follows from a budget."""
 
@@ -137,6 +147,8 @@ class Guarantee:
     telemetry: Telemetry | None = None
     epochs: int = 1
     """In how many epochs one person may take part. Everything above is for one of them."""
+    order: Order = Order.KNOWN
+    """Who knows at which step a record is used."""
 
     unit = "one client's record"
     adversary = "the server and anyone who reads the messages, choosing models adaptively"
@@ -236,6 +248,10 @@ class Guarantee:
             del plain["epochs"]
         else:
             plain["epsilon_over_epochs"] = self.epsilon_over_epochs
+        if self.order is Order.KNOWN:
+            del plain["order"]  # as guarantees were before there was a choice
+        else:
+            plain["order"] = self.order.value
         plain["neighbours"] = self.neighbours.value
         plain["accounting"] = self.accounting.value
         plain |= {
@@ -269,4 +285,5 @@ class Guarantee:
             arithmetic_delta=float(plain["arithmetic_delta"]),
             telemetry=told and Telemetry(tuple(told["metrics"]), told["width"], told["loss_cap"]),
             epochs=int(plain.get("epochs", 1)),
+            order=Order(plain.get("order", Order.KNOWN)),
         )
