@@ -41,6 +41,8 @@ EXAMPLES: dict[str, Any] = {
     "learning.clients_per_step": 8,
     "learning.clip_norm": 0.5,
     "federation.method": "buffered @ 2",
+    "privacy.honest": 5,
+    "privacy.colluding": 1,
     "learning.task": "my_model:make_task",
     "learning.ridge": 0.01,
     "learning.projection_radius": 5.0,

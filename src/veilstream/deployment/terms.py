@@ -102,6 +102,7 @@ class Terms:
             participation=plan.participation,
             clients_per_step=prepared.clients,
             telemetry=telemetry,
+            trust=plan.trust,
         )
         rounds = plan.learning.rounds
         if plan.learning.unbounded:

@@ -28,7 +28,7 @@ from veilstream.plans.records import check_own_records, schema_of
 from veilstream.plans.rules import METHOD_RULES, PLAN_RULES
 from veilstream.plans.schema import PlanError, PlanTable, all_of, value
 from veilstream.privacy import ONCE, Budget, Participation
-from veilstream.privacy.guarantee import budget_remarks
+from veilstream.privacy.guarantee import SumTrust, budget_remarks
 from veilstream.privacy.telemetry import Telemetry
 
 _WINDOW_STEPS = 1000  # of a learner, that an estimate of telemetry averages over by default
@@ -178,6 +178,14 @@ class Plan(PlanTable):
     def order(self) -> str:
         """Who may know at which step a record is used."""
         return self.privacy.order if self.privacy else "known"
+
+    @property
+    def trust(self) -> SumTrust | None:
+        """Whom the promise counts on where the server sees only sums over learners; None where it sees each."""
+        if self.privacy is None or self.privacy.trust == "each":
+            return None
+        assert self.privacy.honest is not None  # by the rules
+        return SumTrust(learners=self.learning.learners, honest=self.privacy.honest, colluding=self.privacy.colluding)
 
     @property
     def feature_count(self) -> int:

@@ -26,6 +26,23 @@ class PrivacyPlan(PlanTable):
     order: Literal["known", "secret"] = agreed(default="known", silent_default=True)
     """Who may know at which step a record is used: "known" for anybody; "secret" where every record of an epoch chooses
     its step at random and nobody outside the learner sees which, which needs less noise."""
+    trust: Literal["each", "sum"] = agreed(default="each", silent_default=True)
+    """What the server sees: "each" learner's noisy sums, or only their "sum" over learners. Under "sum" the noise of
+    `honest` learners together keeps ε, so each adds 1/√honest of it; whoever trusts none of them reads the floor, which
+    every command prints beside ε."""
+    honest: int | None = agreed(
+        default=None, ge=1, hint="about half the learners", only_where=("trust", "sum"), silent_default=True
+    )
+    """How many learners' noise the promise counts on: nothing is opened unless so many, besides `colluding` ones, took
+    part in every round so far."""
+    colluding: int = agreed(
+        default=0,
+        ge=0,
+        hint="0 if no learner tells the server what it knows",
+        only_where=("trust", "sum"),
+        silent_default=True,
+    )
+    """How many learners may tell the server all that they know, beside the honest ones."""
     participations: int = agreed(default=1, ge=1, hint="how often a client may take part; try 1")
     """How often one client may take part; more visits need more noise."""
     min_separation: int = agreed(default=1, ge=1, hint="steps between two visits; try 1")

@@ -212,6 +212,7 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         clients_per_step=clients,
         participation=plan.participation,
         telemetry=plan.telemetry_of(method),
+        trust=plan.trust,
     )
     guarantee = replace(guarantee, epochs=plan.epochs_per_person)
     kept = guarantee if method.method.private else None

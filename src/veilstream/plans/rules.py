@@ -69,6 +69,10 @@ def _metrics(plan: Plan) -> list[str]:
     return [] if plan.telemetry is None else list(plan.telemetry.metrics)
 
 
+def _sums(plan: Plan) -> bool:
+    return plan.privacy is not None and plan.privacy.trust == "sum"
+
+
 def _label_count(plan: Plan) -> int:
     """How many labels weights may be for; 0 where the task tells none apart, or the plan names none."""
     kind = task_kind(plan.learning.task)
@@ -101,6 +105,31 @@ PLAN_RULES = (
         lambda plan: plan.data.kind not in (*_data_of_task(plan), "custom"),
         lambda plan: f'{_quoted(_data_of_task(plan))} or "custom" for task = "{plan.learning.task}"',
         lambda plan: f'kind = "{_data_of_task(plan)[0]}", or another task',
+    ),
+    Rule(
+        "privacy.honest",
+        lambda plan: _sums(plan) and plan.privacy.honest is None,
+        'a number beside trust = "sum": how many learners\' noise the promise counts on',
+        lambda plan: f"honest = {max(1, (plan.learning.learners + 1) // 2)}, if so many can be trusted",
+    ),
+    Rule(
+        "privacy.honest",
+        lambda plan: _sums(plan) and (plan.privacy.honest or 0) + plan.privacy.colluding > plan.learning.learners,
+        lambda plan: f"at most {plan.learning.learners} together with privacy.colluding: the learners of the plan",
+        "fewer honest or colluding ones, or more learners",
+    ),
+    Rule(
+        "learning.local_steps",
+        lambda plan: _sums(plan) and plan.learning.local_steps != 1,
+        '1 beside trust = "sum": with more, one record moves later gradients of its round through a local model that '
+        "only its own learner's noise hides",
+        lambda plan: f"local_steps = 1 and clients_per_step = {_clients_of_round(plan)}",
+    ),
+    Rule(
+        "learning.unbounded",
+        lambda plan: _sums(plan) and plan.learning.unbounded,
+        'false beside trust = "sum"',
+        "rounds that you will not reach",
     ),
     Rule(
         "run.noise",
@@ -251,6 +280,12 @@ METHOD_RULES = (
         lambda plan, method: method.clients_per_step and _clients_of_round(plan) % method.clients_per_step,
         lambda plan, method: f"a divisor of {_clients_of_round(plan)}, the clients that a learner meets in a round",
         lambda plan, method: f"clients_per_step = {math.gcd(_clients_of_round(plan), method.clients_per_step or 1)}",
+    ),
+    Rule(
+        "clients_per_step",
+        lambda plan, method: _sums(plan) and method.method.private and plan.steps_and_clients(method)[0] != 1,
+        lambda plan, method: f'one step a round beside trust = "sum": {_clients_of_round(plan)}, or nothing',
+        "remove it",
     ),
     Rule(
         "objective",

@@ -12,7 +12,7 @@ from veilstream.mechanisms.participation import Participation, as_participation
 from veilstream.privacy import gaussian, zcdp
 from veilstream.privacy.clipping import checked_clip_norm
 from veilstream.privacy.gaussian import GaussianCurve
-from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
+from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, SumTrust
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.privacy.zcdp import ZcdpCurve
 
@@ -30,6 +30,7 @@ def calibrate(
     accounting: Accounting | str = Accounting.EXACT,
     clients_per_step: int = 1,
     telemetry: Telemetry | None = None,
+    trust: SumTrust | None = None,
 ) -> tuple[float, Guarantee]:
     """Least noise that keeps the budget, and the guarantee that it gives.
 
@@ -47,6 +48,8 @@ def calibrate(
             them moves it by that much less.
         telemetry: what each client contributes beside its gradient; the sensitivity is that of the
             whole vector.
+        trust: whom the promise counts on where only sums over learners are seen: the noise of all
+            honest learners together then keeps the budget, and each adds 1/√honest of it.
 
     Returns:
         V, the ``std`` for `Factorization.noise`, and the `Guarantee`.
@@ -60,7 +63,8 @@ def calibrate(
     how = Accounting.of(accounting)
     reach = _reach(factorization, clip_norm, neighbours, participation, clients_per_step, telemetry)
     mu_for = gaussian.mu_for if how is Accounting.EXACT else zcdp.mu_for
-    std = reach.sensitivity / mu_for(float(budget.epsilon), float(budget.delta)) * _ROUND_UP
+    together = reach.sensitivity / mu_for(float(budget.epsilon), float(budget.delta)) * _ROUND_UP
+    std = together if trust is None else together / trust.gain * _ROUND_UP
     if not (math.isfinite(std) and std > 0.0):
         raise InputError("noise std", std, "finite and > 0", "another clip norm; try 1")
     return std, Guarantee(
@@ -77,6 +81,7 @@ def calibrate(
         sensitivity_exact=reach.exact,
         clients_per_step=reach.clients_per_step,
         telemetry=telemetry,
+        trust=trust,
     )
 
 

@@ -15,6 +15,7 @@ from veilstream.mechanisms.participation import Participation
 from veilstream.mechanisms.program import ENDLESS
 from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.privacy.telemetry import Telemetry
+from veilstream.wording import counted
 
 
 class _Choice(enum.StrEnum):
@@ -50,6 +51,45 @@ class Order(_Choice):
     SECRET = "secret"
     """Nobody outside the learner: every record chooses its step independently and uniformly among all of them, and the
     promise rests on that choice as on the noise (`privacy.secret_order`)."""
+
+
+class Trust(_Choice):
+    """What the server sees of learners."""
+
+    EACH = "each"
+    """Every learner's noisy sums: each learner's noise hides its own clients."""
+    SUM = "sum"
+    """Only their sum over learners: the noise of all honest ones hides each of their clients (`privacy.sums`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumTrust:
+    """Whom the promise of a federation counts on in which only sums over learners are seen."""
+
+    learners: int
+    honest: int
+    """Learners of every round so far that keep their noise and masks to themselves; fewer, and no sum is opened."""
+    colluding: int = 0
+    """Learners beside them that may tell the server all they know."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.honest <= self.learners:
+            raise InputError(
+                "privacy.honest", self.honest, f"from 1 to the {self.learners} learners", "about half of them"
+            )
+        if not 0 <= self.colluding <= self.learners - self.honest:
+            raise InputError(
+                "privacy.colluding",
+                self.colluding,
+                f"from 0 to {self.learners - self.honest}: honest and colluding learners are among the "
+                f"{self.learners} of the plan",
+                "fewer, or a smaller privacy.honest",
+            )
+
+    @property
+    def gain(self) -> float:
+        """√honest: how many times a learner's own noise the promise counts on."""
+        return math.sqrt(self.honest)
 
 
 class Accounting(_Choice):
@@ -149,14 +189,46 @@ class Guarantee:
     """In how many epochs one person may take part. Everything above is for one of them."""
     order: Order = Order.KNOWN
     """Who knows at which step a record is used."""
+    trust: SumTrust | None = None
+    """Whom it counts on where only sums over learners are seen; None where it counts on nobody. `epsilon` then needs
+    them, and `floor_epsilon` does not."""
 
     unit = "one client's record"
-    adversary = "the server and anyone who reads the messages, choosing models adaptively"
+
+    @property
+    def adversary(self) -> str:
+        """Who may try to tell neighbours apart."""
+        if self.trust is None:
+            return "the server and anyone who reads the messages, choosing models adaptively"
+        told = f" and {counted(self.trust.colluding, 'colluding learner')}" if self.trust.colluding else ""
+        return (
+            f"the server{told} and anyone who reads the messages, choosing models adaptively, who see only sums over "
+            f"learners, while at least {counted(self.trust.honest, 'honest learner')} took part in every round"
+        )
+
+    @property
+    def hiding_std(self) -> float:
+        """Noise std that the adversary must see through: V, or what honest learners have together."""
+        return self.noise_std * (1.0 if self.trust is None else self.trust.gain)
 
     @property
     def curve(self) -> GaussianCurve:
         """The exact curve of the Gaussian, every (ε, δ(ε)) at once; less the tail's share of δ."""
+        return GaussianCurve(self.sensitivity / self.hiding_std + self.arithmetic_mu)
+
+    @property
+    def floor(self) -> GaussianCurve:
+        """What one learner's own noise gives its clients, whoever colludes and whatever cryptography breaks."""
         return GaussianCurve(self.sensitivity / self.noise_std + self.arithmetic_mu)
+
+    @property
+    def floor_epsilon(self) -> float:
+        """The ε of `floor`, at the same δ."""
+        return self.floor.epsilon(self.delta - self._tail(self.floor.epsilon(self.delta)))
+
+    def _tail(self, epsilon: float) -> float:
+        """What finite draws take of δ at an ε; never more than half of it."""
+        return min(0.5 * self.delta, self.arithmetic_delta * (1.0 + math.exp(min(epsilon + 1.0, 700.0))))
 
     def epsilon_at(self, delta: float) -> float:
         """The ε that this noise really gives at another δ."""
@@ -201,6 +273,11 @@ class Guarantee:
         remarks = budget_remarks(Budget(self.epsilon, self.delta), clients)
         if self.epochs > 1 and self.epsilon_over_epochs > _WEAK_EPSILON >= self.epsilon:
             remarks += [f"over all {self.epochs} epochs, {_weak_epsilon(self.epsilon_over_epochs)}"]
+        if self.trust is not None and self.floor_epsilon > _WEAK_EPSILON >= self.epsilon:
+            remarks.append(
+                f"the floor, for whoever does not trust {counted(self.trust.honest, 'other learner')}: "
+                f"{_weak_epsilon(self.floor_epsilon)}"
+            )
         if self.accounting is Accounting.ZCDP:
             remarks.append(
                 f"the paper's accounting is loose: this noise really gives "
@@ -221,6 +298,14 @@ class Guarantee:
             f"{steps} steps; {self.mechanism} noise with std {self.noise_std:.6g} at clip "
             f"norm {self.clip_norm:g}{several}{told} ({self.accounting.value} accounting)"
             f"{self._epochs_in_words() if self.epochs > 1 else ''}"
+            f"{'' if self.trust is None else self._trust_in_words(self.trust)}"
+        )
+
+    def _trust_in_words(self, trust: SumTrust) -> str:
+        return (
+            f"; against a server that sees sums over learners, colluding with at most {trust.colluding} of "
+            f"{trust.learners}, while {trust.honest} honest ones take part in every round. Against a server that all "
+            f"others collude with, the floor: ({self.floor_epsilon:.4g}, {self.delta:g})"
         )
 
     def _epochs_in_words(self) -> str:
@@ -252,6 +337,11 @@ class Guarantee:
             del plain["order"]  # as guarantees were before there was a choice
         else:
             plain["order"] = self.order.value
+        if self.trust is None:
+            del plain["trust"]
+        else:
+            plain["trust"] = asdict(self.trust)
+            plain["epsilon_floor"] = self.floor_epsilon
         plain["neighbours"] = self.neighbours.value
         plain["accounting"] = self.accounting.value
         plain |= {
@@ -286,4 +376,5 @@ class Guarantee:
             telemetry=told and Telemetry(tuple(told["metrics"]), told["width"], told["loss_cap"]),
             epochs=int(plain.get("epochs", 1)),
             order=Order(plain.get("order", Order.KNOWN)),
+            trust=SumTrust(**plain["trust"]) if plain.get("trust") else None,
         )

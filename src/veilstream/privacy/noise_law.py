@@ -48,7 +48,8 @@ from veilstream.mechanisms.program import DRAW_ERROR, ENDLESS, NoiseProgram
 from veilstream.mechanisms.unbounded import StationaryFactorization
 from veilstream.privacy.calibration import calibrate
 from veilstream.privacy.grid import Grid, grid_for
-from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours
+from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, SumTrust
+from veilstream.privacy.sums import sum_tail
 from veilstream.privacy.telemetry import Telemetry
 
 REACH = 16.0
@@ -122,6 +123,7 @@ def calibrate_release(
     accounting: Accounting | str = Accounting.EXACT,
     clients_per_step: int = 1,
     telemetry: Telemetry | None = None,
+    trust: SumTrust | None = None,
 ) -> ReleaseNoise:
     """Least noise that keeps the budget for what is really sent, arithmetic included (see `calibrate`).
 
@@ -139,6 +141,7 @@ def calibrate_release(
         "accounting": accounting,
         "clients_per_step": clients_per_step,
         "telemetry": telemetry,
+        "trust": trust,
     }
     if isinstance(stepwise, StationaryFactorization) and stepwise.horizon == ENDLESS:
         _, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]
@@ -147,6 +150,8 @@ def calibrate_release(
     scale = std / grid_for(clip_norm, std, clients_per_step).step
     column = None if stepwise.program.endless else math.sqrt(float(stepwise.column_norms_squared().max()))
     charge = charge_for(stepwise.program, coordinates, scale, column)
+    if trust is not None:
+        charge = _charge_of_sums(charge, trust, stepwise, coordinates, scale, column)
     tail = charge.delta * (1.0 + math.exp(min(asked.epsilon, 700.0)))
     if not tail < 0.5 * asked.delta:
         raise InputError(
@@ -158,7 +163,7 @@ def calibrate_release(
         )
     inner = Budget(asked.epsilon, asked.delta - tail)
     std, gaussian = calibrate(inner, stepwise, clip_norm, **options)  # type: ignore[arg-type]
-    mu = gaussian.sensitivity / std
+    mu = gaussian.sensitivity / gaussian.hiding_std
     if not charge.mu < 0.1 * mu:
         raise InputError(
             "dim",
@@ -171,3 +176,20 @@ def calibrate_release(
         gaussian, delta=asked.delta, noise_std=std, arithmetic_mu=charge.mu, arithmetic_delta=charge.delta
     )
     return ReleaseNoise(stepwise, std, grid_for(clip_norm, std, clients_per_step), promised, charge)
+
+
+def _charge_of_sums(
+    charge: Charge, trust: SumTrust, stepwise: Factorization, dim: int, scale: float, column: float | None
+) -> Charge:
+    """The charge where sums of up to all learners are seen; see `privacy.sums`."""
+    if column is None:
+        raise InputError(
+            "learning.unbounded",
+            True,
+            "a run with an end where only sums are seen",
+            'unbounded = false, or trust = "each"',
+        )
+    return Charge(
+        mu=math.sqrt(trust.learners) * charge.mu,
+        delta=trust.learners * charge.delta + sum_tail(trust, stepwise.horizon, dim, scale, column),
+    )
