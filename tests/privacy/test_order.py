@@ -26,5 +26,7 @@ def test_a_secret_order_is_part_of_a_guarantee():
 def test_only_a_secret_order_is_compared_between_server_and_learner():
     plan = Plan.load(experiment_path("mnist_private"))
     secret = Plan.load(experiment_path("mnist_private"), {"privacy.order": "secret"})
-    assert plan.privacy and "order" not in plan.privacy.agreed_values()
-    assert secret.privacy and secret.privacy.agreed_values()["order"] == "secret"
+    assert plan.privacy
+    assert "order" not in plan.privacy.agreed_values()
+    assert secret.privacy
+    assert secret.privacy.agreed_values()["order"] == "secret"
