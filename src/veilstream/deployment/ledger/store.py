@@ -65,6 +65,8 @@ CRASH_POINTS = (
     "acknowledged",
     "snapshot-stored",
     "epoch-closed",
+    "masking-stored",
+    "masking-witnessed",
 )
 """Places between two durable writes (`Ledger.reached`)."""
 

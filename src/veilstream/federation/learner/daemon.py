@@ -27,9 +27,10 @@ from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
 from veilstream.errors import InputError, LedgerError, PrivacyError, ProtocolError, VeilstreamError
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.local_account import LocalAccount
+from veilstream.federation.learner.masked_rounds import ANSWERS, KINDS, MaskedRounds
 from veilstream.federation.learner.published_model import PublishedModel
 from veilstream.federation.learner.reply_times import ReplyTimes, reply_times
-from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
+from veilstream.federation.protocol.messages import LONGEST_TEXT, Buffer, Reply, Request, digest
 from veilstream.federation.repeated_lines import RepeatedLines
 from veilstream.records.admission import Answer
 from veilstream.streams.intake import ClientSource, Offered
@@ -86,6 +87,10 @@ class Daemon:
         if isinstance(source, WaitingSource | TableSource):
             often = learner.plan.participation
             source.visits_a_round = min(often.times, 1 + (learner.terms.local_steps - 1) // often.min_separation)
+        self.masked: MaskedRounds | None = None
+        """Where only sums over learners are seen."""
+        if learner.plan.trust is not None:
+            self.masked = MaskedRounds(learner, keys, self._masked_round)
         self.rounds_done = 0
         self.dismissed = False
         """Whether the server has said since this start that the epoch's run is over."""
@@ -172,6 +177,14 @@ class Daemon:
             if line is not None:
                 _log.info("%s", line)
             return Reply("refusal", self._keys.name, answers, {"why": why})
+        if self.masked is not None and request.kind in KINDS:
+            body = self.masked.answer(request)
+            self.rounds_done += request.kind == "mask"
+            return Reply(ANSWERS[request.kind], self._keys.name, answers, {}, body)
+        if (self.masked is None) != (request.kind == "round"):
+            raise ProtocolError(
+                f"a request of kind {request.kind!r} at a learner whose plan has another privacy.trust", SAME_TERMS
+            )
         release = self._release(request)
         if release is None:
             return Reply("absent", self._keys.name, answers)
@@ -280,6 +293,30 @@ class Daemon:
             if self.account is not None:
                 self.account.round_is_sealed()
             return release
+        finally:
+            self._let_callers_go()
+            self._hold(r, started)
+
+    def _masked_round(self, r: int, model: Buffer, request: Request) -> None:
+        """Do the local part of a round that all learners share; without clients its noise alone."""
+        learner = self.learner
+        x = self._numbers(model, request.published, request.run)
+        started = self._slot_starts()
+        learner.catch_up(r)
+        if learner.round > r:  # sealed when it was caught up with
+            return
+        if not learner.pinned:
+            learner.begin_round(r, x)
+        try:
+            if self._clients_wait():
+                self._take_clients(r)
+            if self._closing.is_set():
+                raise _NoAnswer
+            if self.account is not None:
+                self.account.round_ends()
+            learner.seal_round()
+            if self.account is not None:
+                self.account.round_is_sealed()
         finally:
             self._let_callers_go()
             self._hold(r, started)
@@ -400,14 +437,17 @@ class Daemon:
 
     def _models(self, request: Request) -> np.ndarray[Any, Any]:
         """x^r; the published model, where the request has one, is kept."""
-        body = bytes(request.body)
+        return self._numbers(request.body, request.published, request.run)
+
+    def _numbers(self, content: Buffer, published: int | None, run: str) -> np.ndarray[Any, Any]:
+        body = bytes(content)
         if len(body) % 4:
             raise InputError("x", f"{len(body)} bytes", "float32 numbers", "check the server")
         x = np.frombuffer(body, "<f4")
-        if request.published is None:
+        if published is None:
             return x
         dim = self.learner.task.dim
-        self.published.take(x[-dim:], request.published, request.run)
+        self.published.take(x[-dim:], published, run)
         return x[:dim] if len(x) == 2 * dim else x
 
     def close(self) -> None:

@@ -248,7 +248,7 @@ class LearnerService:
                 "HOST:PORT to dial, or --socket PATH for a Flower SuperNode, and not both",
                 "try --server HOST:8400",
             )
-        dim = int(learner.settings["d"])
+        dim = learner.terms.wire_dim
         if self.socket is not None:
             return CarrierSocket(daemon.handle, self.socket, dim=dim, trust_own_account=self.trust_carrier)
         assert self.server is not None

@@ -53,6 +53,9 @@ _LONGEST_REASON = 1000  # a refusal names settings of both sides
 class Coordinator:
     """One run of the server, in one folder."""
 
+    for_sums = False
+    """Whether it is for plans under which only sums over learners are seen (`sum_coordinator`)."""
+
     def __init__(
         self,
         plan: Plan,
@@ -66,6 +69,13 @@ class Coordinator:
         watch: Callable[[Standing], None] = lambda _: None,
     ) -> None:
         """``among``: learners of the run before, who alone take part in this one; None where all who have keys do."""
+        if self.for_sums != (plan.trust is not None):
+            raise InputError(
+                "privacy.trust",
+                "each" if plan.trust is None else "sum",
+                "a server for it",
+                '`veilstream server` takes both; others only trust = "each"',
+            )
         self._plan, self._watch = plan, watch
         self.terms = Terms.of(plan, len(x0), task)
         self._settings = self.terms.settings

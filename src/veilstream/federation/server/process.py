@@ -22,6 +22,7 @@ from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.run_files import lock_run
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.server.successive_runs import open_run
+from veilstream.federation.server.sum_coordinator import SumCoordinator
 from veilstream.federation.transports import TRANSPORTS, TransportSetting
 from veilstream.http_client import is_loopback
 from veilstream.learning.tasks import Task
@@ -99,7 +100,7 @@ class ServerService:
 
         with ExitStack() as stack:
             stack.callback(lock_run(self.folder).close)
-            coordinator = Coordinator(
+            coordinator = (Coordinator if self.plan.trust is None else SumCoordinator)(
                 self.plan, x0, keys, self.folder, start=opening.start, among=opening.among, task=task, watch=moved
             )
             if self.roll_back is not None:
@@ -116,7 +117,7 @@ class ServerService:
             api = self._publish(coordinator, metrics, page, stack)
             if coordinator.finished and self.exit_when_done:
                 return coordinator
-            carrying = self._carrying(len(x0))
+            carrying = self._carrying(coordinator.terms.wire_dim)
             stack.callback(carrying.close)
             carrying.start()
             transport = CountedTransport(carrying, metrics)
