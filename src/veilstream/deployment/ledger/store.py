@@ -65,10 +65,10 @@ CRASH_POINTS = (
     "acknowledged",
     "snapshot-stored",
     "epoch-closed",
-    "masking-stored",
-    "masking-witnessed",
 )
 """Places between two durable writes (`Ledger.reached`)."""
+MASKING_CRASH_POINTS = ("masking-stored", "masking-witnessed")
+"""Those of what only masks write."""
 
 
 _MAKE_ROOM = (
@@ -322,7 +322,7 @@ class Ledger:
 
     @staticmethod
     def reached(point: str) -> None:
-        """One of `CRASH_POINTS`: does nothing. Tests that kill a process there replace it in it."""
+        """One of `CRASH_POINTS` or `MASKING_CRASH_POINTS`: does nothing. Tests that kill a process there replace it in it."""
 
     def witness(self) -> None:
         """Witness everything written so far; only then may anything leave."""

@@ -22,7 +22,6 @@ from veilstream.federation.server.open_round import Standing
 from veilstream.federation.server.run_files import lock_run
 from veilstream.federation.server.server_metrics import CountedTransport, ServerMetrics
 from veilstream.federation.server.successive_runs import open_run
-from veilstream.federation.server.sum_coordinator import SumCoordinator
 from veilstream.federation.transports import TRANSPORTS, TransportSetting
 from veilstream.http_client import is_loopback
 from veilstream.learning.tasks import Task
@@ -100,7 +99,7 @@ class ServerService:
 
         with ExitStack() as stack:
             stack.callback(lock_run(self.folder).close)
-            coordinator = (Coordinator if self.plan.trust is None else SumCoordinator)(
+            coordinator = _coordinator_for(self.plan)(
                 self.plan, x0, keys, self.folder, start=opening.start, among=opening.among, task=task, watch=moved
             )
             if self.roll_back is not None:
@@ -177,3 +176,12 @@ class ServerService:
                 coordinator.after_end(transport)
         except KeyboardInterrupt:
             _log.info("stopped; the run is complete")
+
+
+def _coordinator_for(plan: Plan) -> type[Coordinator]:
+    """A server that sees each learner's sums loads no ciphers."""
+    if plan.trust is None:
+        return Coordinator
+    from veilstream.federation.server.sum_coordinator import SumCoordinator
+
+    return SumCoordinator
