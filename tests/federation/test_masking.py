@@ -399,13 +399,8 @@ def test_the_search_finds_what_is_broken_on_purpose(name):
 
 @pytest.mark.parametrize(
     "case",
-    [
-        Case(Rules(3, 2, 0), 0, 1, 1),
-        Case(Rules(3, 1, 0), 0, 2, 1),
-        Case(Rules(3, 2, 1), 1, 2, 2),
-        Case(Rules(4, 2, 1), 1, 1, 1),
-    ],
-    ids=["all honest", "two rounds", "one colludes", "four learners"],
+    [Case(Rules(3, 2, 0), 0, 1, 1), Case(Rules(3, 2, 1), 1, 2, 2, eager=True)],
+    ids=["all honest", "one colludes"],
 )
 def test_no_state_that_can_be_reached_shows_more_than_one_sum_a_round(case):
     found = Search(case).run()
