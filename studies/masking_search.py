@@ -370,17 +370,19 @@ def _forgets_core(now: Standing, rules: Rules, r: int, a: int, core: Set, member
 SABOTAGES: dict[str, Case] = {
     "a threshold that is too low": Case(LowThreshold(3, 1, 0), 0, 1, 1),
     "two sets are signed": Case(Rules(3, 2, 0), 0, 1, 1, Conduct(sign=_signs_any)),
-    "shares after a void": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_after_void)),
-    "shares for two sets": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_twice, mask=_masks_without_proof)),
+    "shares after a void": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_after_void), eager=True),
+    "shares for two sets": Case(
+        Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_twice, mask=_masks_without_proof), eager=True
+    ),
     "shares without all signatures": Case(Rules(3, 2, 0), 0, 1, 1, Conduct(share=_shares_unsigned)),
-    "attempts without proof of void": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(mask=_masks_without_proof)),
+    "attempts without proof of void": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(mask=_masks_without_proof), eager=True),
     "nothing is durable": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(remembers=False)),
     "the core is forgotten": Case(Rules(3, 2, 0), 0, 2, 1, Conduct(moved_on=_forgets_core)),
 }
 CASES: dict[str, Case] = {
-    "3 learners, 2 rounds, 2 attempts, 2 honest": Case(Rules(3, 2, 0), 0, 2, 2),
-    "3 learners, 2 rounds, 2 attempts, 1 of them colluding": Case(Rules(3, 2, 1), 1, 2, 2),
-    "3 learners, 2 rounds, 2 attempts, floor of 1": Case(Rules(3, 1, 0), 0, 2, 2),
+    "3 learners, 2 rounds, 2 attempts, 2 honest": Case(Rules(3, 2, 0), 0, 2, 2, eager=True),
+    "3 learners, 2 rounds, 2 attempts, 1 of them colluding": Case(Rules(3, 2, 1), 1, 2, 2, eager=True),
+    "3 learners, 2 rounds, 2 attempts, floor of 1": Case(Rules(3, 1, 0), 0, 2, 2, eager=True),
 }
 if __name__ == "__main__":
     for name, case in {**SABOTAGES, **CASES}.items():
