@@ -219,4 +219,6 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     if not chooses:
         return Prepared(method, steps, clients, rule, factorization, std, kept, published)
     method, choice = choose_steps(plan, method, factorization, std)
+    if choice.outlook is not None and not choice.outlook.worth_it:
+        warnings.warn(f"{method.name}: {choice.outlook}", PlanNotice, stacklevel=2)
     return Prepared(method, steps, clients, rule, factorization, std, kept, published, choice)
