@@ -41,7 +41,9 @@ GAMMA_SHARE = 0.3  # gamma, as a share of the longest gradient that public facts
 WINDOWS = 100.0  # averages of what is published, one after the other, in a run
 TRAVEL = 270.0  # margin that the gradients must be able to move for half of what can be learned to be learned
 TRAVEL_POWER = 0.7
-LEARNABLE = 0.5  # share of the first loss that a linear model of usual records can take away
+LEARNABLE = (
+    0.3  # of the entropy of labels, what a linear model took away on the four streams that come with the package
+)
 _GAMMA_UNKNOWN = 0.01  # of a task whose gradients have no bound that anybody states
 _DIGITS = 3  # of a chosen number: people read it, and the last bits of a sum do not matter
 
@@ -77,9 +79,11 @@ class Outlook:
     """What a private model of labels may be worth, from the plan alone.
 
     `travel` is how far all gradients together could move a margin, if they agreed: steps · reach · step size. With
-    noise of `KAPPA` in the margin it says how much there is to learn from. On synthetic records a share
-    1/(1 + (travel/`TRAVEL`)^`TRAVEL_POWER`) of what can be learned was left at the run's mean; `LEARNABLE` says
-    how much that is in usual tables. So this is an expectation for a table that nobody has seen, not a bound.
+    noise of `KAPPA` in the margin it says how much there is to learn from: on synthetic records a share
+    1/(1 + (travel/`TRAVEL`)^`TRAVEL_POWER`) of what can be learned was left in the mean over the run. First the labels'
+    shares are learned, then what records tell, usually `LEARNABLE` of the shares' entropy; noise of standard deviation
+    s in a margin adds s²/8. This is an expectation for a table that nobody has seen, not a bound: whether labels can be
+    told from records at all is no public fact.
     """
 
     travel: float
@@ -160,13 +164,33 @@ def with_defaults(plan: Plan, method: MethodPlan) -> MethodPlan:
     return dataclasses.replace(method, newest_weight=_rounded(min(1.0, WINDOWS / plan.learning.rounds)))
 
 
-def outlook_of(plan: Plan, facts: PublicFacts, moved: float, steps: int, clients: int) -> Outlook | None:
+def expected_loss(labels: int, entropy: float | None, travel: float, noise: float) -> float:
+    """The mean loss over a run that `Outlook` describes.
+
+    Args:
+        labels: how many there are.
+        entropy: of their shares; None for equal ones.
+        travel: of the run.
+        noise: standard deviation of the noise in a margin.
+
+    Returns:
+        In nats.
+
+    """
+    left = 1.0 / (1.0 + math.pow(travel / TRAVEL, TRAVEL_POWER))
+    first = math.log(labels)
+    known = first if entropy is None else entropy
+    return known + (first - known) * left - LEARNABLE * known * (1.0 - left) + noise**2 / 8.0
+
+
+def outlook_of(plan: Plan, facts: PublicFacts, moved: float, noise: float, steps: int, clients: int) -> Outlook | None:
     """What to expect of gradients that move a margin by so much a step.
 
     Args:
         plan: of it the number of records, the labels and their public shares.
         facts: of the task.
         moved: how far a step of unit gradients, all alike, moves a margin.
+        noise: standard deviation of the noise in a margin.
         steps: noisy steps of a learner in a round.
         clients: averaged in a step.
 
@@ -183,12 +207,11 @@ def outlook_of(plan: Plan, facts: PublicFacts, moved: float, steps: int, clients
     if shares and weights is not None:  # rarer labels count alike, so the others' gradients are shortened
         counted = sum(share * weight for share, weight in zip(shares, weights.weights, strict=True))
     travel = moved * learning.rounds * steps * counted
-    left = 1.0 / (1.0 + (travel / TRAVEL) ** TRAVEL_POWER)
-    first = math.log(labels)
+    entropy = -sum(share * math.log(share) for share in shares) if shares else None
     return Outlook(
         travel=travel,
-        expected_loss=first * (1.0 - LEARNABLE * (1.0 - left)),
-        majority_loss=-sum(share * math.log(share) for share in shares) if shares else None,
+        expected_loss=expected_loss(labels, entropy, travel, noise),
+        majority_loss=entropy,
         records=learning.learners * learning.rounds * steps * clients,
     )
 
@@ -240,7 +263,9 @@ def choose_steps(
         local_steps=steps,
         noise_std=noise_std,
         published_std=published,
-        outlook=outlook_of(plan, facts, local * server * facts.margin_reach, steps, clients),
+        outlook=outlook_of(
+            plan, facts, local * server * facts.margin_reach, local * server * noise_per_step, steps, clients
+        ),
     )
 
 
