@@ -37,8 +37,17 @@ _CA_NAME = "veilstream CA"
 _CA_DAYS = 3650
 
 
-def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = DAYS) -> None:
-    """Make a CA, the server's keys and the learners' keys, in a new or empty folder."""
+def make_keys(folder: Path | str, hosts: list[str], learners: list[str], days: int = DAYS) -> None:
+    """Make a CA, the server's keys and the learners' keys, in a new or empty folder: what `veilstream keys make` does.
+
+    Args:
+        folder: gets `server` and `learners/NAME`; each machine needs its own of these and nothing else.
+        hosts: names and addresses of the server, for its TLS certificate.
+        learners: a name for each.
+        days: how long certificates are valid.
+
+    """
+    folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise InputError("keys", str(folder), "a new or empty folder", "name another, or add to it")
     for name in learners:

@@ -61,7 +61,7 @@ class Daemon:
         """What hears and says messages."""
         self.published = PublishedModel(learner) if published is None else published
         """What predictions are made with."""
-        self.site.published = self.published.take
+        self.site.published = lambda model, round_, run: self.published.take(model, round_, run)
         if account is not None:
             account.published = self.published
         self._said_why = ""

@@ -33,6 +33,7 @@ from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 from veilstream.privacy import Guarantee
+from veilstream.runs.released_model import ReleasedModel
 from veilstream.wording import shown
 
 NO_PLACE = "`veilstream keys add` makes its keys; a run that has begun keeps its learners, so it waits for the next"
@@ -142,7 +143,8 @@ class Server:
     ) -> None:
         self.plan, self.terms, self.fold, self.run, self.follows = plan, terms, fold, run, follows
         self.keys, self._clock, self._settings = keys, clock, terms.settings
-        self._limit = reply_limit(terms.release_dim)
+        self.largest_reply = reply_limit(terms.release_dim)
+        """Bytes of the largest message that is read."""
         self.seated: set[str] = set()
         """Learners that have enrolled and can be asked for rounds."""
         self.absent: set[str] = set()
@@ -153,6 +155,8 @@ class Server:
         """Of each learner since its last release."""
         self.ended: set[str] = set()
         """Learners that have closed their epoch after the last round."""
+        self.senders: dict[str, str] = {}
+        """Where messages are not signed: from whom each learner's come, since its first enrolment."""
         self._asked: dict[str, dict[str, AskedPeer]] = {}
         self._outstanding: dict[str, set[str]] = {name: set() for name in fold.seats}
         self._heads: dict[str, bytes] = {}
@@ -186,6 +190,12 @@ class Server:
         return self.fold.published
 
     @property
+    def released(self) -> ReleasedModel:
+        """The same with its plan and its guarantee, as `vs.load` reads it from a file."""
+        promise, toml = self.terms.guarantee.as_dict(), self.plan.to_toml()
+        return ReleasedModel(self.model, self.round, self.rounds, self.run, toml, promise)
+
+    @property
     def answered(self) -> tuple[str, ...]:
         """Whose release counts in the open round."""
         return self.fold.answered
@@ -209,9 +219,14 @@ class Server:
         return tuple(sorted(set(self.fold.missing) - self.out - self.absent))
 
     @property
+    def enough(self) -> bool:
+        """Whether the open round may be closed: as many have answered as the plan's quorum."""
+        return not self.finished and self.fold.answered_count >= self.needed
+
+    @property
     def complete(self) -> bool:
         """Whether the open round has what it needs, and nobody more is waited for."""
-        return not self.finished and not self.waiting and self.fold.answered_count >= self.needed
+        return self.enough and not self.waiting
 
     def askable(self, seat: Seat) -> bool:
         """Whether a learner can be asked for a round at all."""
@@ -349,17 +364,22 @@ class Server:
 
     def read(self, data: Buffer, sender: str | None = None) -> Reply:
         """Check that a reply is from a known learner, signed, and answers something that was asked."""
-        if len(data) > self._limit:
-            raise ProtocolError(f"a reply of {len(data)} bytes", f"at most {self._limit} are read")
+        if len(data) > self.largest_reply:
+            raise ProtocolError(f"a reply of {len(data)} bytes", f"at most {self.largest_reply} are read")
         name = Reply.claimed_learner(data)
         if name not in self.keys.learners:
             raise ProtocolError(f"a reply from {name!r}, who is not enrolled", NO_PLACE)
         if sender is None and not self.keys.signed:
             raise InputError("sender", None, "who sent the message", "the transport must say it, or use keys")
+        if not self.keys.signed and self.senders.get(name, sender) != sender:
+            raise ProtocolError(
+                f"a message of learner {name!r} from another sender than its first",
+                "where messages are not signed, a name belongs to who took it first; Server.reset frees it",
+            )
         if sender in self.keys.learners and sender != name:
             raise ProtocolError(f"learner {name!r} answers what learner {sender!r} was asked", "each has its own keys")
         reply = Reply.read(data, self.keys.learners[name])
-        asked = self._asked.get(name if sender is None else sender, {}).get(reply.answers)
+        asked = self._asked_of(reply, sender)
         if asked is not None:
             expected = _ANSWERS[asked.kind]
         else:
@@ -370,21 +390,30 @@ class Server:
 
     def take(self, reply: Reply, sender: str | None = None) -> Accepted:
         """Do what a reply says that `read` has checked."""
-        peer = reply.learner if sender is None else sender
-        asked = self._asked.get(peer, {}).get(reply.answers)
+        asked = self._asked_of(reply, sender)
         if reply.kind == "ended":
-            self.forget(peer)
+            self._forget(reply, sender)
             self.ended.add(reply.learner)
             return Accepted("ended", reply.learner)
         if reply.kind == "refusal":
             return self._refusal(reply, asked)
         if asked is not None:
-            return self._seat(reply, peer, asked)
+            return self._seat(reply, sender, asked)
         if self.finished:
             return Accepted("late", reply.learner)
         return self._absent(reply) if reply.kind == "absent" else self._release(reply)
 
-    def _seat(self, reply: Reply, peer: str, asked: AskedPeer) -> Accepted:
+    def _asked_of(self, reply: Reply, sender: str | None) -> AskedPeer | None:
+        """What it answers, of what its place or its learner was asked about itself."""
+        peers = [reply.learner] if sender is None else [sender, reply.learner]
+        return next((asked for peer in peers if (asked := self._asked.get(peer, {}).get(reply.answers))), None)
+
+    def _forget(self, reply: Reply, sender: str | None) -> None:
+        self.forget(reply.learner)
+        if sender is not None:
+            self.forget(sender)
+
+    def _seat(self, reply: Reply, sender: str | None, asked: AskedPeer) -> Accepted:
         name, facts = reply.learner, reply.facts
         unlike = differences(self._settings, facts["settings"])
         if unlike:
@@ -397,7 +426,9 @@ class Server:
             if self.fold.seats[name].asked:
                 self.refused[name] = f"{name}: {error.what}"
             raise
-        self.forget(peer)
+        self._forget(reply, sender)
+        if sender is not None and not self.keys.signed:
+            self.senders[name] = sender
         self.refused.pop(name, None)
         self._heads.pop(name, None)
         self.seated.add(name)
@@ -487,6 +518,7 @@ class Server:
         """Take this learner at its next enrolment as it is."""
         self.fold.reset(self._known(learner))
         self.refused.pop(learner, None)
+        self.senders.pop(learner, None)
         self.unseat(learner)
 
     def _known(self, learner: str) -> str:

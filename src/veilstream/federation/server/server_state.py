@@ -57,6 +57,7 @@ def pack(server: Server) -> bytes:
         "seated": sorted(server.seated),
         "absent": sorted(server.absent),
         "ended": sorted(server.ended),
+        "senders": server.senders,
         "refused": server.refused,
         "refusals": server.refusals,
         "outstanding": {name: sorted(hashes) for name, hashes in server._outstanding.items()},
@@ -115,6 +116,7 @@ def unpack(
     server = kind.over(plan, terms, fold, known, head["run"], tuple(head["follows"]), clock)
     for field in ("seated", "absent", "ended"):
         setattr(server, field, set(head[field]))
+    server.senders = dict(head["senders"])
     server.refused, server.refusals = dict(head["refused"]), Counter(head["refusals"])
     server._outstanding = {name: set(hashes) for name, hashes in head["outstanding"].items()}
     server._asked = {
