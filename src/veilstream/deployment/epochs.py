@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from veilstream.deployment.client_steps import ClientTelemetry
 from veilstream.deployment.ledger.chain import BOOKMARKS, Body
 from veilstream.deployment.ledger.store import Ledger
-from veilstream.deployment.local_rounds import LocalRounds, unpack_step
+from veilstream.deployment.local_rounds import LocalRounds, NoisySum, unpack_step
 from veilstream.deployment.release import Release
 from veilstream.deployment.terms import Terms, check_settings
 from veilstream.errors import InputError, LedgerError, PrivacyError
@@ -47,6 +47,18 @@ def secret_name(epoch: int, step: int) -> str:
     Secrets of steps that were stored together lie one after the other, under the first one's name.
     """
     return f"seed/{epoch}/{step:010d}"
+
+
+def restore_noise(ledger: Ledger, noisy: NoisySum, epoch: int, steps: int) -> int:
+    """Bring an epoch's noise to where its stored steps have come; returns where it was last kept whole."""
+    if ledger.names("snapshot"):
+        noisy.noise.restore(ledger.blob("snapshot"))
+    snapshot_step = noisy.noise.position
+    while noisy.noise.position < steps:
+        together = ledger.blob(secret_name(epoch, noisy.noise.position))
+        for at in range(0, len(together), SEED_BYTES):
+            noisy.replay(together[at : at + SEED_BYTES])
+    return snapshot_step
 
 
 @dataclass(frozen=True)
@@ -319,7 +331,7 @@ class EpochLedger:
         if local.over:  # its noise is not restored: the secrets are destroyed, or are now
             self.destroy_secrets()
             return
-        self._restore_noise(standing.steps)
+        self.snapshot_step = restore_noise(ledger, local, local.epoch, standing.steps)
         if standing.pinned is not None:
             assert self.model is not None
             local.pin(self.model, standing.pinned)
@@ -327,16 +339,6 @@ class EpochLedger:
                 local.restore_open(ledger.blob(OPEN_ROUND))
             for t in range(local.taken, local.taken + standing.steps - local.step):
                 local.apply(unpack_step(ledger.blob(f"noisy/{t}")))
-
-    def _restore_noise(self, steps: int) -> None:
-        local, ledger = self.local, self.ledger
-        if ledger.names("snapshot"):
-            local.noise.restore(ledger.blob("snapshot"))
-        self.snapshot_step = local.noise.position
-        while local.noise.position < steps:
-            together = ledger.blob(secret_name(local.epoch, local.noise.position))
-            for at in range(0, len(together), SEED_BYTES):
-                local.replay(together[at : at + SEED_BYTES])
 
     def last_release(self) -> Release:
         """The last sealed round's message."""
