@@ -42,12 +42,14 @@ def test_public_names_are_pinned():
         "load",
         "mechanisms",
         "models",
+        "optax",
         "privacy",
         "privacy_of",
         "run",
         "streams",
         "tasks",
         "theory",
+        "torch",
     ]
     assert list(vs.mechanisms.MECHANISMS) == [
         "independent",

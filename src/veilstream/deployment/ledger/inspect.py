@@ -152,7 +152,7 @@ def _status(db: Any, chain: Chain, store: Path, where: Path) -> Status:
         head=chain.head.hex(),
         epoch=None if settings is None else standing.epoch,
         round=standing.rounds,
-        rounds=None if settings is None else settings["rounds"],
+        rounds=None if settings is None else settings.get("rounds"),
         pinned=standing.pinned is not None and not standing.between,
         steps=standing.steps,
         clients=clients_of(db),
