@@ -23,7 +23,7 @@ from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.visits import VisitSum, VisitTotal, clients_of, visit_key
 from veilstream.errors import LedgerError, PrivacyError
 
-SETTINGS = {"rounds": 50, "guarantee": {}}
+SETTINGS = {"rounds": 50, "guarantee": {}, "digest": "of a plan"}
 
 
 def message_hash(epoch: int, r: int) -> str:
@@ -216,8 +216,8 @@ def test_a_client_of_several_visits_is_one_client(tmp_path):
         write(ledger, "epoch", Body(epoch=0, settings=SETTINGS))
         for step, who in enumerate([b"a", b"b", b"a", b"c", b"a"]):
             write(ledger, "step", Body(epoch=0, step=step), tag=ledger.keyed(who))
-        assert past_of(ledger, b"a") == (0, 4, 3)
-        assert past_of(ledger, b"b") == (0, 1, 1)
+        assert past_of(ledger, b"a")[:3] == (0, 4, 3)
+        assert past_of(ledger, b"b")[:3] == (0, 1, 1)
         assert clients_of(ledger._db) == 3
     assert verify(path).clients == 3
 
