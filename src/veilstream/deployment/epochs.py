@@ -24,11 +24,13 @@ from veilstream.deployment.ledger.chain import BOOKMARKS, Body
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.local_rounds import LocalRounds, NoisySum, unpack_step
 from veilstream.deployment.release import Release
+from veilstream.deployment.step_index import remove_index
 from veilstream.deployment.terms import Terms, check_settings
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Task
+from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
-from veilstream.privacy.seeds import SEED_BYTES
+from veilstream.privacy.seeds import SEED_BYTES, checked_seed
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.streams.intake import SourceBookmark
 
@@ -37,6 +39,10 @@ Float32s = NDArray[np.float32]
 
 _SNAPSHOT_STEPS = 64
 _SALT_BYTES = 16
+ORDER_SECRET = "order/secret"
+"""Blob: what decides at which step of the epoch a client is used, where nobody outside may know."""
+ORDER_FILES = "order/files"
+"""Blob: how far each source of such an epoch had been read before and when it began; salted."""
 OPEN_ROUND = "open-round"
 """Blob: what the open round has come to after a group of steps."""
 
@@ -73,6 +79,7 @@ class LearnerParts:
     ledger: Callable[..., Ledger] = Ledger
     rounds: Callable[[Terms, int], LocalRounds] = LocalRounds
     telemetry: Callable[[Task, Telemetry, float], ClientTelemetry] = ClientTelemetry
+    order_secret: Callable[[], bytes] = fresh_secret
 
 
 DEPLOYED = LearnerParts()
@@ -158,6 +165,11 @@ class EpochLedger:
         self.write(kind, body, keep=keep | self._bookmark_blobs(), points="step", **clients)
         self.bookmarks = {}
 
+    def write_order(self, keep: dict[str, bytes]) -> None:
+        """Bind an epoch with a secret order to its files, once all of its clients are written down."""
+        self.write("ordered", Body(epoch=self.epoch), keep=keep | self._bookmark_blobs(), points="ordered")
+        self.bookmarks = {}
+
     def seal(self) -> None:
         """End the open round, whose steps all count, with its message."""
         release = self.local.message()
@@ -219,6 +231,7 @@ class EpochLedger:
             body = Body(epoch=self.epoch, rounds_left=left or None)
             self.write("end", body, destroy=self.ledger.chain.secrets)
         self._forgotten = self.ledger.forget()
+        remove_index(self.ledger.path)
         self.ledger.reached("epoch-closed")
 
     def join(self, run: str, parts: LearnerParts) -> None:
@@ -293,7 +306,11 @@ class EpochLedger:
 
     def _write_epoch(self, epoch: int, *, followed: int | None = None, run: str | None = None) -> None:
         body = Body(epoch=epoch, settings=self.terms.settings, followed=followed, run=run, study=self._study or None)
-        self.write("epoch", body, destroy=self.ledger.names("message"))
+        keep = None
+        remove_index(self.ledger.path)
+        if self.plan.order == "secret":
+            keep = {ORDER_SECRET: checked_seed(self._parts.order_secret())}
+        self.write("epoch", body, keep=keep, destroy=self.ledger.names("message"))
         self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:
