@@ -65,7 +65,7 @@ class Admission:
 
     def from_arrays(self, features: NDArray[np.float32], targets: NDArray[Any]) -> list[Sample]:
         """Samples that were admitted before and kept as arrays, a row for each."""
-        kept = targets.astype(self._target_type)
+        kept: NDArray[Any] = targets.astype(self._target_type)
         return [Sample(row, kept[place]) for place, row in enumerate(features)]
 
     def _is_plain(self, sample: object) -> bool:
