@@ -58,6 +58,7 @@ Float32s = NDArray[np.float32]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_MEASURED_STEPS = 4
 _GROUP_BYTES = 16 << 20
 """Of noise rows, eight bytes a number, that a group of steps has at most."""
 
@@ -197,6 +198,21 @@ class Learner:
     def clients_wanted(self) -> int:
         """How many clients the open round can still take."""
         return self.local.steps_wanted * self.terms.clients_per_step
+
+    @property
+    def order_is_secret(self) -> bool:
+        """Whether nobody outside may know at which step a record is used: all come by `use_records`."""
+        return self._secret_steps is not None
+
+    @property
+    def has_records(self) -> bool:
+        """Whether `use_records` was called since this start."""
+        return self._secret_steps is not None and self._secret_steps.has_source
+
+    @property
+    def clients_written_down(self) -> bool:
+        """Whether the clients of this epoch's records, all together, have been counted as having taken part."""
+        return self.ledger.chain.standing.ordered
 
     @property
     def horizon_reached(self) -> bool:
@@ -358,15 +374,28 @@ class Learner:
 
     @without_values
     @one_at_a_time
-    def write_down_clients(self) -> None:
+    def write_down_clients(self) -> Contents | None:
         """Count all clients of `use_records` as having taken part, as the epoch's first round does by itself.
+
+        Returns:
+            What was found of them; None where they had been written down before.
 
         Raises:
             InputError: what `use_records` raises, where the records changed since.
 
         """
-        if self._secret_steps is not None:
-            self._secret_steps.enrol()
+        return None if self._secret_steps is None else self._secret_steps.enrol()
+
+    @without_values
+    @one_at_a_time
+    def round_work_s(self) -> float:
+        """About how long a round's work takes, whoever is in it: measured now, on made-up records and spare noise."""
+        if self._secret_steps is None or self.over:
+            return 0.0
+        local, most = self.epochs.new_rounds(self.epoch), self._secret_steps.most_a_round
+        local.pin(np.zeros(self.terms.dim, np.float32), "")
+        self.steps.check()
+        return self.steps.round_work_s(local, most, self._fresh_seeds(min(_MEASURED_STEPS, self.terms.local_steps)))
 
     @without_values
     @one_at_a_time

@@ -75,6 +75,11 @@ class SecretSteps:
             self.close()
         return self._index
 
+    @property
+    def has_source(self) -> bool:
+        """Whether `use` was called."""
+        return self._source is not None
+
     def use(self, source: WholeSource) -> Contents:
         """Have the steps made of this source's records: read them, or check that they are those that were read.
 
@@ -114,11 +119,14 @@ class SecretSteps:
         assert self._index is not None
         return self._index
 
-    def enrol(self) -> None:
-        """Count every client of the index as having taken part in this epoch, and bind the epoch to the files."""
+    def enrol(self) -> Contents | None:
+        """Count every client of the index as having taken part in this epoch, and bind the epoch to the files.
+
+        None where that was done before.
+        """
         index, ledger, epochs = self.check(), self._epochs.ledger, self._epochs
         if ledger.chain.standing.ordered:
-            return
+            return None
         contents, known = index.contents, ledger.chain.visits.value().count
         with progress("clients written down", contents.records) as tick:
             waiting: list[bytes] = []
@@ -134,6 +142,7 @@ class SecretSteps:
             epochs.note_read(SourceBookmark(source, text))
         read = {"since": contents.since, "until": contents.until}
         epochs.write_order({ORDER_FILES: secrets.token_bytes(_SALT_BYTES) + json.dumps(read).encode()})
+        return contents
 
     def records(self, step: int) -> Iterator[list[Sample | None]]:
         """The records of one step, some at a time; None for one that cannot be used."""

@@ -19,7 +19,7 @@ from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
-from veilstream.federation.learner.file_start import resume_file
+from veilstream.federation.learner.file_start import look_at_whole, resume_file
 from veilstream.federation.learner.health import LearnerHealth
 from veilstream.federation.learner.local_account import LocalAccount, account_path
 from veilstream.federation.learner.published_model import PublishedModel, published_path
@@ -30,7 +30,7 @@ from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import label_unit, schema_of
 from veilstream.plans.tasks import task_of
-from veilstream.streams.intake import ClientSource
+from veilstream.streams.intake import ClientSource, WholeSource
 from veilstream.streams.iterator_source import IteratorSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import LiveSource, WaitingSource
@@ -137,7 +137,16 @@ class LearnerService:
             return
 
     def _answer(self, keys: LearnerKeys, stop: threading.Event) -> None:
-        source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file, query=self.query, key=self.key)
+        secret = self.plan.order == "secret"
+        whole = self.end_with_file or secret
+        source = open_source(self.data, self.plan, keys.name, whole=whole, query=self.query, key=self.key)
+        if secret and not isinstance(source, WholeSource):
+            raise InputError(
+                "--data",
+                self.data,
+                'records that are all there before an epoch begins, under privacy.order = "secret"',
+                'a file, a folder or a SQLite table; order = "known" is for records that arrive one after the other',
+            )
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
@@ -157,19 +166,24 @@ class LearnerService:
                     _log.warning("%s", notice)
                 if window_s is not None:
                     self._tell_waiting(learner, replies.after_s)
-            if isinstance(source, TableSource):
+            if isinstance(source, TableSource) and secret:
+                if not learner.clients_written_down:
+                    look_at_whole(source, self.plan, learner.bookmarks(), learner=keys.name)
+            elif isinstance(source, TableSource):
                 marks = learner.bookmarks()
                 resume_file(source, self.plan, marks, learner=keys.name)
             elif isinstance(source, IteratorSource):
                 source.resume(learner.bookmarks())
                 source.admission = admission_of(task)
                 source.schema = schema_of(self.plan) if self.plan.data.kind == "table" else None
+            if isinstance(source, WholeSource) and secret and not learner.over:
+                learner.use_records(source)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
             daemon = Daemon(
                 learner,
                 keys,
                 source,
-                replies=replies,
+                replies="by source" if secret and self.reply_after_s is None else replies,
                 min_clients=least_clients(self.plan, learner, source),
                 account=account,
                 published=PublishedModel(learner, published_path(self.store)),
@@ -278,6 +292,8 @@ def least_clients(plan: Plan, learner: Learner, source: ClientSource) -> int:
             a_round / seconds,
         )
     given = plan.federation.min_clients
+    if plan.order == "secret":  # they are all there
+        return 1
     if given is not None:
         return given
     if not isinstance(source, TableSource | IteratorSource):
