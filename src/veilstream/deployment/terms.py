@@ -103,6 +103,8 @@ class Terms:
             clients_per_step=prepared.clients,
             telemetry=telemetry,
             trust=plan.trust,
+            order=plan.order,
+            window=plan.window,
         )
         rounds = plan.learning.rounds
         if plan.learning.unbounded:
