@@ -45,12 +45,14 @@ def test_public_names_are_pinned():
         "make_keys",
         "mechanisms",
         "models",
+        "optax",
         "privacy",
         "privacy_of",
         "run",
         "streams",
         "tasks",
         "theory",
+        "torch",
     ]
     assert list(vs.mechanisms.MECHANISMS) == [
         "independent",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from veilstream import audit, errors, mechanisms, privacy, streams
+    from veilstream.deployment import optax_training as optax
+    from veilstream.deployment import torch_training as torch
     from veilstream.deployment.learner import Learner
     from veilstream.deployment.private_model import PrivateModel
     from veilstream.deployment.private_sum import PrivateSum
@@ -60,12 +62,14 @@ __all__ = [
     "make_keys",
     "mechanisms",
     "models",
+    "optax",
     "privacy",
     "privacy_of",
     "run",
     "streams",
     "tasks",
     "theory",
+    "torch",
 ]
 
 _MODULES = {
@@ -73,10 +77,12 @@ _MODULES = {
     "errors": "veilstream.errors",
     "mechanisms": "veilstream.mechanisms",
     "models": "veilstream.learning.models",
+    "optax": "veilstream.deployment.optax_training",
     "privacy": "veilstream.privacy",
     "streams": "veilstream.streams",
     "tasks": "veilstream.learning.tasks",
     "theory": "veilstream.research.theory",
+    "torch": "veilstream.deployment.torch_training",
 }
 _NAMES = {
     "veilstream.deployment.learner": ("Learner",),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
@@ -323,3 +325,34 @@ def test_rows_of_an_iterator_are_encoded_by_the_plan_and_a_refused_one_keeps_its
     without = IteratorSource(rows, name="m:rows", patience_s=0.5)
     assert Round(5).serve(without) == []
     assert "since [data] has no columns" in caplog.text
+
+
+def test_whatever_an_iterator_yields_takes_a_step():
+    """A record's content, its shape or an unreadable name must not decide how many steps the server sees."""
+    good = {"person": "ann", "y": "yes"} | {f"x{i}": 0.5 for i in range(DIM)}
+    given = [
+        good,
+        {},
+        {"person": None},
+        None,
+        17,
+        "ab",
+        ("bob",),
+        ("cyd", sample_of("p1"), "more", "still more"),
+        (None, sample_of("p1")),
+        (b"\xff", None),
+        (b"", None),
+        (17, sample_of("p1")),
+        ("\ud800", sample_of("p1")),
+        (Decimal("sNaN"), sample_of("p1")),
+        good | {"person": Decimal("sNaN")},
+        good | {"person": Fraction(10**400, 3)},
+    ]
+    source = IteratorSource(lambda consumed: iter(given), name="m:rows", patience_s=0.5)
+    source.schema = schema_of(table_plan_of())
+    got = Round(len(given))
+    got.serve(source)
+    nobody = [f"m:rows:{number}" for number in range(1, len(given) + 1)]
+    named = {0: "ann", 9: b"\xff", 11: "17"}
+    assert [each.tag for each in got.got] == [named.get(place, nobody[place]) for place in range(len(given))]
+    source.close()

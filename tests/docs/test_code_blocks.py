@@ -34,6 +34,7 @@ PYTHON_HERE = ("in-python", "any-transport", "use-the-model", "new-mechanism", "
 PYTHON_ELSEWHERE = {
     "docs/your-model.md": "tests/conformance/test_own_models.py",
     "docs/tutorial.md": "tests/docs/test_code_blocks.py",
+    "docs/training-loop.md": "tests/deployment/test_torch_training.py",
 }
 SHELL_HERE = ("README.md", "docs/planning.md", "docs/audit.md", "docs/your-data.md")
 SHELL_ELSEWHERE = {

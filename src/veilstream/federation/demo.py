@@ -92,7 +92,9 @@ class DemoResult:
             f"{self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)",
         }
         if self.scores is not None:
-            lines[self.scores.metric.capitalize()] = self.scores.text()
+            metric = "RMSE" if self.scores.metric == "rmse" else "Accuracy"
+            lines[metric] = self.scores.text()
+            lines["Learns?"] = "\n            try: ".join([self.scores.verdict.sentence, *self.scores.verdict.advice])
         lines["Ledgers"] = f"{self.learners} verified: {self.clients} clients, none more often than promised"
         lines["Model"] = self.model
         lines["Folder"] = self.folder

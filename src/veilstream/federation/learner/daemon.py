@@ -16,16 +16,16 @@ from typing import Literal
 
 from veilstream.deployment.epochs import DEPLOYED, LearnerParts
 from veilstream.deployment.learner import Learner, Outcome
-from veilstream.errors import VeilstreamError
+from veilstream.errors import InputError, VeilstreamError
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.published_model import PublishedModel
-from veilstream.federation.learner.reply_times import ReplyTimes, reply_times
+from veilstream.federation.learner.reply_times import ReplyTimes, reply_times, secret_order_replies
 from veilstream.federation.learner.site import NoAnswer, Site
 from veilstream.federation.learner.source_round import offer_clients, source_failure
 from veilstream.federation.learner.source_start import fit_source
 from veilstream.federation.repeated_lines import RepeatedLines
-from veilstream.streams.intake import ClientSource, Offered
+from veilstream.streams.intake import ClientSource, Offered, WholeSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import WaitingSource
 from veilstream.wording import counted
@@ -69,6 +69,7 @@ class Daemon:
         self._closing = threading.Event()
         window_s = source.window_s if isinstance(source, WaitingSource) else None
         self._replies: ReplyTimes | None
+        self._replies_by_source = learner.order_is_secret and replies == "by source"
         if replies == "by source":
             self._replies = reply_times(window_s, None)
         else:
@@ -128,13 +129,16 @@ class Daemon:
             self._hold(round_, started)
 
     def take(self, round_: int) -> None:
-        """Offer the source's clients."""
+        """Offer the source's clients; under a secret order, those that are due."""
 
         def told(offered: Offered, outcome: Outcome) -> None:
             if self.account is not None:
                 self.account.observed(offered.sample, outcome.answer, used=outcome.used)
 
-        offer_clients(self.learner, self._source, round_, told)
+        if self.learner.order_is_secret:
+            self.learner.take_round(lambda samples: None if self.account is None else self.account.used(samples))
+        else:
+            offer_clients(self.learner, self._source, round_, told)
         if self._closing.is_set():  # the next start does the rest of the round
             raise NoAnswer
         if self.account is not None:
@@ -161,6 +165,8 @@ class Daemon:
         if self.paused:
             self._say(logging.WARNING, f"paused by the person beside the data: {_SAT_OUT}")
             return False
+        if learner.order_is_secret:
+            return self._all_are_there()
         try:
             ready = self._source.ready(
                 self._min_clients, learner.terms.local_steps * learner.terms.clients_per_step, learner.may_take
@@ -179,8 +185,29 @@ class Daemon:
             self._say(logging.DEBUG, "")
         return ready or self._min_clients == 0
 
+    def _all_are_there(self) -> bool:
+        """Whether the epoch's records are written down as they are, in their secret order."""
+        learner = self.learner
+        try:
+            if not learner.has_records and isinstance(self._source, WholeSource):
+                learner.use_records(self._source)
+            written_down = learner.write_down_clients()
+        except InputError as error:  # too few, or the file has changed
+            self._say(logging.ERROR, f"no round begins: {error}")
+            return False
+        if written_down is not None and self.account is not None:
+            self.account.wrote_down(written_down)
+        if self._replies_by_source:
+            # A server sees that a round takes as long as another, whatever its steps have.
+            self._replies = secret_order_replies(learner.round_work_s())
+            self._replies_by_source = False
+        self._say(logging.DEBUG, "")
+        return True
+
     def file_has_ended(self) -> bool:
         """Whether a table has too few records for another round; False during a round."""
+        if self.learner.order_is_secret:
+            return self.learner.over
         if not isinstance(self._source, TableSource) or not self.site.busy.acquire(blocking=False):
             return False
         try:

@@ -30,7 +30,7 @@ from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
-from veilstream.streams.intake import ClientSource
+from veilstream.streams.intake import ClientSource, WholeSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
@@ -136,7 +136,16 @@ class LearnerService:
             return
 
     def _answer(self, keys: LearnerKeys, stop: threading.Event) -> None:
-        source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file, query=self.query, key=self.key)
+        secret = self.plan.order == "secret"
+        whole = self.end_with_file or secret
+        source = open_source(self.data, self.plan, keys.name, whole=whole, query=self.query, key=self.key)
+        if secret and not isinstance(source, WholeSource):
+            raise InputError(
+                "--data",
+                self.data,
+                'records that are all there before an epoch begins, under privacy.order = "secret"',
+                'a file, a folder or a SQLite table; order = "known" is for records that arrive one after the other',
+            )
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
@@ -162,7 +171,7 @@ class LearnerService:
                 learner,
                 keys,
                 source,
-                replies=replies,
+                replies="by source" if secret and self.reply_after_s is None else replies,
                 min_clients=least_clients(self.plan, learner, source),
                 account=account,
                 published=PublishedModel(learner, published_path(self.store)),

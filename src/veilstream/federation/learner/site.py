@@ -146,6 +146,13 @@ class Site:
             parts: as for `Site`.
 
         """
+        if plan.order == "secret":
+            raise InputError(
+                "privacy.order",
+                plan.order,
+                '"known" for a Site, which replies when it is done: how long a round took tells who was in it',
+                "`veilstream learner` replies at fixed times",
+            )
         known = _learner_keys(keys, name)
         source = open_source(data, plan, known.name)
         if isinstance(source, WaitingSource):
