@@ -89,8 +89,8 @@ class DemoResult:
             "Guarantee": self.guarantee,
             "Note": "; ".join(self.remarks),
             "Records": self.records,
-            "Federation": f"{counted(self.learners, 'learner')} over {self.transport}, {counted(self.rounds, 'round')}, "
-            f"{self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)",
+            "Federation": f"{counted(self.learners, 'learner')} over {self.transport}, "
+            f"{counted(self.rounds, 'round')}, {self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)",
         }
         if self.scores is not None:
             metric = "RMSE" if self.scores.metric == "rmse" else "Accuracy"
