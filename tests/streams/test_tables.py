@@ -73,7 +73,7 @@ def test_windows_letters_are_read_and_said(tmp_path):
 
 
 def test_a_header_says_the_encoding_where_no_record_does(tmp_path):
-    """As Excel writes a German table whose cells are plain. Of JSON the first line is a person's: it decides nothing."""
+    """As Excel writes a German table whose cells are plain. Of JSON the first line is a person's."""
     rows = "".join(f"G{i},1\n" for i in range(300))
     reader = table(tmp_path, ("Gästenr,Größe\n" + rows).encode("cp1252"))
     assert reader.columns == ("Gästenr", "Größe")

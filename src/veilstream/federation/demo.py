@@ -90,7 +90,8 @@ class DemoResult:
             "Note": "; ".join(self.remarks),
             "Records": self.records,
             "Federation": f"{counted(self.learners, 'learner')} over {self.transport}, "
-            f"{counted(self.rounds, 'round')}, {self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)",
+            f"{counted(self.rounds, 'round')}, {self.seconds_per_round:.2f} s each "
+            f"({self.seconds:.1f} s with starting)",
         }
         if self.scores is not None:
             metric = "RMSE" if self.scores.metric == "rmse" else "Accuracy"
