@@ -2,7 +2,8 @@
 
 A row becomes a sample by the plan's schema, or is refused for a reason that is counted here only. A refused row
 of a named client is handed over without a sample and takes its step; a row that names nobody, or that cannot be read
-as cells, stands for a client of its own. Blank rows, and rows that name no learner, are skipped. Rows are read ahead
+as cells, stands for a client of its own. So does one of which cannot be said which learner's it is, at every learner
+that reads it. Blank rows, and rows of other learners, are skipped. Rows are read ahead
 of the round that uses them; each is handed over together with the bookmark behind it.
 """
 
@@ -240,13 +241,14 @@ class TableSource:
         table, column = table or self.table, self._learner_column
         found: list[Encoded | Refusal | None] = [None] * len(block.rows)
         mine: list[int] = []
+        nobodys: list[int] = []
         for place, cells in enumerate(block.rows):
             if column is None:
                 mine.append(place)
             elif cells is None:  # whose it is cannot be read either
-                found[place] = Refusal("not readable")
+                found[place] = Refusal("not readable", client=block.name(place))
             elif is_missing(cells.get(column, self._learner)):
-                found[place] = Refusal("missing", column)
+                nobodys.append(place)
             elif _is_of(cells, self.schema, self._learner):
                 mine.append(place)
         group = encode_group(
@@ -257,6 +259,9 @@ class TableSource:
         )
         for number, place in enumerate(mine):
             found[place] = group.record(number)
+        for place in nobodys:
+            said = self.schema.encode(block.rows[place] or {}, row_name=block.name(place))
+            found[place] = Refusal("missing", column or "", client=said.client)
         return found
 
 
