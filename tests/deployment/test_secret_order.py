@@ -266,7 +266,7 @@ def test_a_round_is_filled_up_to_one_amount_of_work(tmp_path):
             return gradients(z, clients)
 
         learner.steps.gradients = counted
-        index = learner._secret_steps.index
+        index = learner._records.index
         came = [[sum(len(p.targets) for p in index.pieces(3 * r + t)) for t in range(3)] for r in range(8)]
         for r in range(8):
             found.append(0)
@@ -279,7 +279,7 @@ def test_more_clients_than_a_round_is_filled_up_to_are_rarer_than_promised():
     """Bernstein's bound against the exact binomial tail, over all rounds."""
     from scipy.stats import binom
 
-    from veilstream.deployment.secret_steps import MORE_THAN_THAT, most_of_a_round
+    from veilstream.deployment.epoch_records import MORE_THAN_THAT, most_of_a_round
 
     for clients, rounds in itertools.product((12, 100, 6000, 10**7), (1, 2, 6, 100, 10_000)):
         most = most_of_a_round(clients, rounds)

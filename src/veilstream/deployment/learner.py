@@ -41,7 +41,7 @@ from veilstream.deployment.ledger.visits import tag_of
 from veilstream.deployment.local_rounds import LocalRounds, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
 from veilstream.deployment.release import Release
-from veilstream.deployment.secret_steps import SecretSteps
+from veilstream.deployment.epoch_records import EpochRecords
 from veilstream.deployment.step_index import Contents
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, LedgerError, PrivacyError
@@ -141,8 +141,8 @@ class Learner:
             1, min(MOST_TOGETHER // terms.clients_per_step, _GROUP_BYTES // (8 * terms.release_dim))
         )
         self.epochs = EpochLedger(plan, terms, store, witness, create=create, parts=parts)
-        self._secret_steps = SecretSteps(plan, self.epochs, self._admission) if plan.order == "secret" else None
-        if self._secret_steps is not None:
+        self._records = EpochRecords(plan, self.epochs, self._admission) if plan.order == "secret" else None
+        if self._records is not None:
             self._steps_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * terms.release_dim)))
 
     @property
@@ -202,12 +202,12 @@ class Learner:
     @property
     def order_is_secret(self) -> bool:
         """Whether nobody outside may know at which step a record is used: all come by `use_records`."""
-        return self._secret_steps is not None
+        return self._records is not None
 
     @property
     def has_records(self) -> bool:
         """Whether `use_records` was called since this start."""
-        return self._secret_steps is not None and self._secret_steps.has_source
+        return self._records is not None and self._records.has_source
 
     @property
     def clients_written_down(self) -> bool:
@@ -274,8 +274,8 @@ class Learner:
 
     def close(self) -> None:
         """Let go of the store."""
-        if self._secret_steps is not None:
-            self._secret_steps.close()
+        if self._records is not None:
+            self._records.close()
         self.ledger.close()
 
     def __reduce__(self) -> NoReturn:
@@ -308,8 +308,8 @@ class Learner:
         if model is None:
             return  # open already, or sealed: finish_round repeats it
         self.steps.check()
-        if self._secret_steps is not None:
-            self._secret_steps.enrol()
+        if self._records is not None:
+            self._records.enrol()
         with self.epochs.whole_or_broken():
             self.epochs.pin(_checked_round("round", r), model, model_sha256(model), acknowledged)
 
@@ -362,7 +362,7 @@ class Learner:
             InputError: fewer clients than steps, records that changed since the epoch's first round, or another order.
 
         """
-        if self._secret_steps is None:
+        if self._records is None:
             raise InputError(
                 "privacy.order", "known", '"secret", to give all records of an epoch at once', "observe_many(...)"
             )
@@ -370,7 +370,7 @@ class Learner:
         if self.over:
             raise PrivacyError(f"epoch {self.epoch} has ended: nothing was read (new_epoch() begins another)")
         source = records if isinstance(records, WholeSource) else GivenRecords(records)
-        return self._secret_steps.use(source)
+        return self._records.use(source)
 
     @without_values
     @one_at_a_time
@@ -384,15 +384,15 @@ class Learner:
             InputError: what `use_records` raises, where the records changed since.
 
         """
-        return None if self._secret_steps is None else self._secret_steps.enrol()
+        return None if self._records is None else self._records.enrol()
 
     @without_values
     @one_at_a_time
     def round_work_s(self) -> float:
         """About how long a round's work takes, whoever is in it: measured now, on made-up records and spare noise."""
-        if self._secret_steps is None or self.over:
+        if self._records is None or self.over:
             return 0.0
-        local, most = self.epochs.new_rounds(self.epoch), self._secret_steps.most_a_round
+        local, most = self.epochs.new_rounds(self.epoch), self._records.most_a_round
         local.pin(np.zeros(self.terms.dim, np.float32), "")
         self.steps.check()
         return self.steps.round_work_s(local, most, self._fresh_seeds(min(_MEASURED_STEPS, self.terms.local_steps)))
@@ -404,26 +404,26 @@ class Learner:
 
         ``told`` is called with them, some at a time, when their steps are stored: for this machine only.
         """
-        if self._secret_steps is None:
+        if self._records is None:
             raise InputError("privacy.order", "known", '"secret", where no caller says who comes', "observe_many(...)")
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
-        self._take_secret_steps(self._secret_steps, told)
+        self._take_records(self._records, told)
 
-    def _take_secret_steps(
-        self, order: SecretSteps, told: Callable[[Sequence[Sample | None]], None] = lambda samples: None
+    def _take_records(
+        self, order: EpochRecords, told: Callable[[Sequence[Sample | None]], None] = lambda samples: None
     ) -> None:
         while count := min(self.local.steps_wanted, self._steps_together):
             first = self.local.step
             with self.epochs.whole_or_broken():
-                self._store_secret_steps(order, count)
+                self._store_records(order, count)
             for step in range(first, first + count):
                 for samples in order.records(step):
                     told(samples)
         self.steps.fill_up(self.local, order.most_a_round, self.terms.local_steps)
 
     def _refuse_own_order(self) -> None:
-        if self._secret_steps is not None:
+        if self._records is not None:
             raise InputError(
                 "privacy.order",
                 "secret",
@@ -566,8 +566,8 @@ class Learner:
 
         """
         if self.pinned:
-            if self._secret_steps is not None:
-                self._take_secret_steps(self._secret_steps)
+            if self._records is not None:
+                self._take_records(self._records)
             with self.epochs.whole_or_broken():
                 self._seal()
         return self.epochs.last_release()
@@ -696,7 +696,7 @@ class Learner:
             body = Body(epoch=local.epoch, step=first, steps=len(steps), places=many if many > 1 else None)
             self.epochs.write_steps("steps", body, keep, tags=tags)
 
-    def _store_secret_steps(self, order: SecretSteps, count: int) -> None:
+    def _store_records(self, order: EpochRecords, count: int) -> None:
         """Compute and store the next steps of a secret order; their clients' tags are stored already, all together."""
         local, first = self.local, self.local.step
         seeds = self._fresh_seeds(count)

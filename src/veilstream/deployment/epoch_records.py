@@ -56,7 +56,7 @@ _WAY_OUT = (
 )
 
 
-class SecretSteps:
+class EpochRecords:
     """Which records the steps of the running epoch have. For one thread at a time."""
 
     def __init__(self, plan: Plan, epochs: EpochLedger, admission: Admission) -> None:
