@@ -202,16 +202,20 @@ class EpochRecords:
         epochs, bound = self._epochs, self._bound()
         secret, steps = epochs.ledger.blob(ORDER_SECRET), self._steps
         since = bound["since"] if bound else self._since()
+        most = steps * epochs.terms.clients_per_step
         writer = IndexWriter(epochs.ledger.path, secret, steps, self._admission.shape)
         try:
             until, content, clients, returning = dict[str, str](), hashlib.blake2b(digest_size=16), 0, 0
             with progress(f"reading {source.name} by steps that only this learner knows", None) as tick:
                 for some in source.read_whole([SourceBookmark(*told) for told in since]):
-                    taken, left_out = self._add(writer, some, secret, content if some.behind is None else None)
+                    taken, looked_at = self._add(writer, some, secret, most - clients, content)
                     if some.behind is not None:
-                        until[some.behind.source] = some.behind.text
-                    clients, returning = clients + taken, returning + left_out
-                    tick(taken + left_out)
+                        mark = some.behind(looked_at)
+                        until[mark.source] = mark.text
+                    clients, returning = clients + taken, returning + looked_at - taken
+                    tick(looked_at)
+                    if clients == most:
+                        break
             if not until:
                 until[_CONTENT] = content.hexdigest()
             told = tuple(sorted(until.items()))
@@ -239,29 +243,35 @@ class EpochRecords:
         self._say(source, found.contents, returning)
         return found
 
-    def _add(self, writer: IndexWriter, some: SomeRecords, secret: bytes, content: Any) -> tuple[int, int]:
-        """Write these clients' records; how many, and how many may not take part any more."""
+    def _add(
+        self, writer: IndexWriter, some: SomeRecords, secret: bytes, most: int, content: hashlib.blake2b
+    ) -> tuple[int, int]:
+        """Write these clients' records, at most so many; how many they are, and of how many records.
+
+        Whoever may not take part any more, or has no name, is passed.
+        """
         ledger = self._epochs.ledger
         names = [tag_of(client) for client, _ in some.clients]
-        here = [place for place, name in enumerate(names) if name is not None]
-        plain = [name for name in names if name is not None]
-        keyed = [ledger.keyed(name) for name in plain]
+        keyed = [None if name is None else ledger.keyed(name) for name in names]
+        past: dict[bytes, PastVisits] = {}
         if ledger.chain.visits.value().count:
-            past = ledger.past_visits(keyed)
-            may = [self._may_take(past.get(tag)) for tag in keyed]
-            here = [place for place, good in zip(here, may, strict=True) if good]
-            plain = [name for name, good in zip(plain, may, strict=True) if good]
-            keyed = [tag for tag, good in zip(keyed, may, strict=True) if good]
-        left_out = len(some.clients) - len(here)
-        admitted = self._admission.admitted_together([some.clients[place][1] for place in here])
-        rows = _as_arrays(admitted, self._admission.shape)
-        if content is not None:
-            for part in (*names, rows.features.tobytes(), rows.targets.tobytes(), rows.usable.tobytes()):
-                held = part or b""
-                content.update(len(held).to_bytes(8, "little") + held)
-        if here:
-            writer.add(keyed, chosen_steps(secret, plain, self._steps), rows)
-        return len(here), left_out
+            past = ledger.past_visits([tag for tag in keyed if tag is not None])
+        here = [place for place, tag in enumerate(keyed) if tag is not None and self._may_take(past.get(tag))]
+        looked_at = len(names)
+        if len(here) >= most:
+            here, looked_at = here[:most], here[most - 1] + 1
+        tags = [tag for place in here if (tag := keyed[place]) is not None]
+        plain = [name for place in here if (name := names[place]) is not None]
+        if not here:
+            return 0, looked_at
+        rows = _as_arrays(
+            self._admission.admitted_together([some.clients[place][1] for place in here]), self._admission.shape
+        )
+        if some.behind is None:
+            for part in (*plain, rows.features.tobytes(), rows.targets.tobytes(), rows.usable.tobytes()):
+                content.update(len(part).to_bytes(8, "little") + part)
+        writer.add(tags, chosen_steps(secret, plain, self._steps), rows)
+        return len(here), looked_at
 
     def _is_here(self, past: PastVisits | None) -> bool:
         return past is not None and past.epoch == self._epochs.epoch
@@ -288,6 +298,8 @@ class EpochRecords:
 
     def _say(self, source: WholeSource, told: Contents, returning: int) -> None:
         many, planned = told.records / told.steps, self._epochs.terms.clients_per_step
+        if told.records + told.again == told.steps * planned:
+            _log.info("%s: that is as many as the epoch takes; rows behind them are for the next one", source.name)
         _log.info(
             "%s: %d people have a step each that only this learner knows, %.3g a step on average; %d records cannot be "
             "used and keep their place, %d further rows of the same people and %d of people who took part before are "
@@ -299,11 +311,11 @@ class EpochRecords:
             told.again,
             returning,
         )
-        if not 0.5 <= many / planned <= 2.0:
+        if many < 0.5 * planned:
             _log.warning(
                 "a step has %.3g people on average, and its sum is divided by clients_per_step = %d, which everyone "
-                "agreed on: the model moves %.3g times as far as it was tuned for. Set clients_per_step near the "
-                "average before the run begins",
+                "agreed on: the model moves %.2g times as far as it was tuned for. Set clients_per_step near the "
+                "average before the run begins, or give more records",
                 many,
                 planned,
                 many / planned,

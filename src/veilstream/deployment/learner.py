@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.client_steps import ClientSteps, check_dim
+from veilstream.deployment.epoch_records import EpochRecords
 from veilstream.deployment.epochs import DEPLOYED, OPEN_ROUND, EpochLedger, LearnerParts, secret_name
 from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.ledger.store import Ledger
@@ -41,7 +42,6 @@ from veilstream.deployment.ledger.visits import tag_of
 from veilstream.deployment.local_rounds import LocalRounds, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
 from veilstream.deployment.release import Release
-from veilstream.deployment.epoch_records import EpochRecords
 from veilstream.deployment.step_index import Contents
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, LedgerError, PrivacyError

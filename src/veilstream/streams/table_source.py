@@ -14,6 +14,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from veilstream.errors import InputError
@@ -135,15 +136,19 @@ class TableSource:
             raise InputError("reopen", None, "a way to read the table again", "TableSource(..., reopen=...)")
         self._read_at_once, table, counts = True, self.reopen(), RowCounts()
         table.resume({mark.source: mark.text for mark in since})
-        for block in table.blocks(most=MANY_ROWS):
-            clients = []
-            for record in self._encoded(block, table):
-                counts.add(record)
-                if record is not None and record.client is not None:
-                    clients.append((record.client, record.sample if isinstance(record, Encoded) else None))
-            yield SomeRecords(clients, block.mark(len(block.rows) - 1))
-        self.counts.rows, self.counts.other_learners = counts.rows, counts.other_learners
-        self.counts.refused, self.counts.clamped = counts.refused, counts.clamped
+        try:
+            for block in table.blocks(most=MANY_ROWS):
+                clients, places = [], []
+                for place, record in enumerate(self._encoded(block, table)):
+                    counts.add(record)
+                    if record is not None and record.client is not None:
+                        clients.append((record.client, record.sample if isinstance(record, Encoded) else None))
+                        places.append(place)
+                places.append(len(block.rows))  # behind all of them: behind the block's other rows, too
+                yield SomeRecords(clients, partial(_behind, block, places))
+        finally:
+            self.counts.rows, self.counts.other_learners = counts.rows, counts.other_learners
+            self.counts.refused, self.counts.clamped = counts.refused, counts.clamped
 
     def files_now(self) -> str:
         """Names, sizes and times of its files."""
@@ -263,6 +268,11 @@ class TableSource:
             said = self.schema.encode(block.rows[place] or {}, row_name=block.name(place))
             found[place] = Refusal("missing", column or "", client=said.client)
         return found
+
+
+def _behind(block: Block, places: Sequence[int], clients: int) -> SourceBookmark:
+    """Behind so many of the clients in these rows: in front of the next one's row."""
+    return block.mark(max(0, places[clients] - 1))
 
 
 def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool:
