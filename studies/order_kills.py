@@ -33,11 +33,11 @@ import numpy as np
 
 import veilstream.deployment.step_index as index_module
 from studies.kill_lives import WRITING, Diary, Fate, NumpyLogistic, _keep_diary, _place_faults
+from veilstream.deployment.epoch_records import EpochRecords
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.local_rounds import LocalRounds
-from veilstream.deployment.epoch_records import EpochRecords
 from veilstream.deployment.step_index import IndexWriter, _Written
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
