@@ -7,6 +7,7 @@ edit: what anybody knows goes in the place of each "?". Counts what was refused 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import re
@@ -99,6 +100,9 @@ def walk(folder: Path, rows: int = 12_000, changes: tuple[str, ...] = (), *, has
 
 def main() -> None:
     """Print the log."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("out", nargs="?", type=Path, help="a file for the log as JSON")
+    out: Path | None = parser.parse_args().out
     with tempfile.TemporaryDirectory() as folder:
         done = walk(Path(folder), hasty=True)
     for command, seconds, code in done.log:
@@ -108,8 +112,8 @@ def main() -> None:
         f"the federation's model: accuracy {done.accuracy:.3f} on the file, always the commonest label "
         f"{done.majority:.3f}"
     )
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(asdict(done), indent=2) + "\n", encoding="utf-8")
+    if out is not None:
+        out.write_text(json.dumps(asdict(done), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

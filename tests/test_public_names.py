@@ -160,6 +160,8 @@ CALLED = (
     *(f"Learner.{name}" for name in ("begin_round", "observe", "learn_round", "acknowledge")),
     *(f"theory.{name}" for name in vs.theory.__all__ if name.islower()),
     "audit.audit",
+    "optax.make_private",
+    "torch.make_private",
     "streams.load_mnist",
     "streams.mnist_stream",
 )

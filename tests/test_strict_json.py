@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veilstream.strict_json import InvalidJson, read_json
+from veilstream.strict_json import MOST_NESTED, UNREADABLE, InvalidJson, is_nested_deep, read_json, read_values
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -50,3 +50,54 @@ def test_files_of_records_may_hold_what_python_writes_for_a_missing_number():
     assert read_json('{"a": Infinity}', finite=False) == {"a": float("inf")}
     with pytest.raises(InvalidJson):
         read_json('{"a": NaN, "a": 1}', finite=False)
+
+
+DEEP = "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('[{"client": "a", "record": {"x": 1, "t": %s}}, {"b": 2}]', [{"client": "a", "record": "x t"}, {"b": 2}]),
+        ('{"client": "a", "record": {"t": %s, "x": 1}}', {"client": "a", "record": "t x"}),
+        (' {"client": "q:,]\\"[{", "record": {"x": {"z": 1, "z": 2}, "t": 1}}', {"client": 'q:,]"[{', "record": "x t"}),
+        ('{"client": "a", "record": {"x": 1, "x": 2, "t": "x"}}', {"client": "a", "record": "x t"}),
+    ],
+)
+def test_what_spoils_a_record_is_cut_out_of_it(text, value):
+    """The client and the other records of a list can still be told."""
+    found = read_values(text.replace("%s", DEEP).encode())
+    requests = found if isinstance(found, list) else [found]
+    for request, expected in zip(requests, value if isinstance(value, list) else [value], strict=True):
+        if "record" in expected:
+            record = request.pop("record")
+            assert list(record) == expected.pop("record").split()
+            assert UNREADABLE in record.values()
+        assert request == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"a": {"b": 1, "b": 2}}, bogus]',
+        '{"record": {"a": 1, "a": 2}',
+        '{"record": {"a": 1, "a": 2}}}',
+        '[{"record": {"a": 1, "a": 2}}]x',
+        '[{"record": {"a": 1, "a": 2}},]',
+        '{"record": {"a": 1, "a": 2},}',
+        'x{"record": {"a": 1, "a": 2}}',
+        '[{"record": {"a": 1, "a": 2}} {"b": 1}]',
+        '{"client": "a", "client": "b"}',
+        "[" * 5000,
+        "]" * 5000,
+    ],
+)
+def test_what_is_no_json_is_not_cut_into_pieces(text):
+    with pytest.raises(InvalidJson):
+        read_values(text.encode())
+
+
+def test_how_deep_a_record_may_be_does_not_depend_on_who_asks():
+    assert not is_nested_deep(json.loads("[" * MOST_NESTED + "]" * MOST_NESTED))
+    assert is_nested_deep(json.loads('{"a": ' * (MOST_NESTED + 1) + "1" + "}" * (MOST_NESTED + 1)))
+    assert not is_nested_deep({"a": [1] * 1000})

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from veilstream import audit, errors, mechanisms, privacy, streams
+    from veilstream.deployment import optax_training as optax
+    from veilstream.deployment import torch_training as torch
     from veilstream.deployment.learner import Learner
     from veilstream.deployment.private_model import PrivateModel
     from veilstream.deployment.private_sum import PrivateSum
     from veilstream.deployment.release import Release, decode
     from veilstream.errors import VeilstreamError
+    from veilstream.federation.keys.new_keys import make_keys
+    from veilstream.federation.learner.site import Site
+    from veilstream.federation.server.server import Server
     from veilstream.learning import models, tasks
     from veilstream.learning.tasks import Sample
     from veilstream.mechanisms import Factorization, Participation, Workload
@@ -43,6 +48,8 @@ __all__ = [
     "Release",
     "Run",
     "Sample",
+    "Server",
+    "Site",
     "VeilstreamError",
     "Workload",
     "__version__",
@@ -52,14 +59,17 @@ __all__ = [
     "decode",
     "errors",
     "load",
+    "make_keys",
     "mechanisms",
     "models",
+    "optax",
     "privacy",
     "privacy_of",
     "run",
     "streams",
     "tasks",
     "theory",
+    "torch",
 ]
 
 _MODULES = {
@@ -67,10 +77,12 @@ _MODULES = {
     "errors": "veilstream.errors",
     "mechanisms": "veilstream.mechanisms",
     "models": "veilstream.learning.models",
+    "optax": "veilstream.deployment.optax_training",
     "privacy": "veilstream.privacy",
     "streams": "veilstream.streams",
     "tasks": "veilstream.learning.tasks",
     "theory": "veilstream.research.theory",
+    "torch": "veilstream.deployment.torch_training",
 }
 _NAMES = {
     "veilstream.deployment.learner": ("Learner",),
@@ -78,6 +90,9 @@ _NAMES = {
     "veilstream.deployment.private_sum": ("PrivateSum",),
     "veilstream.deployment.release": ("Release", "decode"),
     "veilstream.errors": ("VeilstreamError",),
+    "veilstream.federation.keys.new_keys": ("make_keys",),
+    "veilstream.federation.learner.site": ("Site",),
+    "veilstream.federation.server.server": ("Server",),
     "veilstream.learning.tasks": ("Sample",),
     "veilstream.mechanisms": ("Factorization", "Participation", "Workload"),
     "veilstream.plans.plan": ("Plan",),

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.process
 
 
 def documented_commands(readme: str) -> list[list[str]]:
-    lines = re.findall(r"^    (?:veilstream|\S+ -m veilstream|\S+/run) (.*)$", readme, re.MULTILINE)
+    lines = re.findall(r"^    (?:veilstream|\S+ -P -m veilstream|\S+/run) (.*)$", readme, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
 

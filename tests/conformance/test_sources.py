@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
@@ -323,3 +325,61 @@ def test_rows_of_an_iterator_are_encoded_by_the_plan_and_a_refused_one_keeps_its
     without = IteratorSource(rows, name="m:rows", patience_s=0.5)
     assert Round(5).serve(without) == []
     assert "since [data] has no columns" in caplog.text
+
+
+def test_whatever_an_iterator_yields_takes_a_step():
+    """A record's content, its shape or an unreadable name must not decide how many steps the server sees."""
+    good = {"person": "ann", "y": "yes"} | {f"x{i}": 0.5 for i in range(DIM)}
+    given = [
+        good,
+        {},
+        {"person": None},
+        None,
+        17,
+        "ab",
+        ("bob",),
+        ("cyd", sample_of("p1"), "more", "still more"),
+        (None, sample_of("p1")),
+        (b"\xff", None),
+        (b"", None),
+        (17, sample_of("p1")),
+        ("\ud800", sample_of("p1")),
+        (Decimal("sNaN"), sample_of("p1")),
+        good | {"person": Decimal("sNaN")},
+        good | {"person": Fraction(10**400, 3)},
+    ]
+    source = IteratorSource(lambda consumed: iter(given), name="m:rows", patience_s=0.5)
+    source.schema = schema_of(table_plan_of())
+    got = Round(len(given))
+    got.serve(source)
+    nobody = [f"m:rows:{number}" for number in range(1, len(given) + 1)]
+    named = {0: "ann", 9: b"\xff", 11: "17"}
+    assert [each.tag for each in got.got] == [named.get(place, nobody[place]) for place in range(len(given))]
+    source.close()
+
+
+def test_of_a_file_with_a_column_of_learners_only_blank_rows_and_those_of_others_are_skipped(tmp_path):
+    plan = table_plan_of(learners=2, data={"learner": "site"})
+    header = ["site", "person", "y", *(f"x{i}" for i in range(DIM))]
+    good = ["north", "{}", "yes", *["0.5"] * DIM]
+    rows = [
+        [good[0], "ann", *good[2:]],
+        ["", "bob", *good[2:]],
+        [*good, "one cell more"],
+        ["north", "cyd", "yes", "1" * 200_000, *["0.5"] * (DIM - 1)],
+        ["south", "dan", *good[2:]],
+        [""] * len(good),
+        ["", "", *good[2:]],
+        ["north", "eve", *good[2:]],
+    ]
+    (tmp_path / "r.csv").write_text("\n".join(",".join(row) for row in [header, *rows]) + "\n")
+    got = Round(8)
+    got.serve(open_source(str(tmp_path / "r.csv"), plan, "north", whole=True))
+    assert [(each.tag, each.sample is not None) for each in got.got] == [
+        ("ann", True),
+        ("bob", False),
+        ("r.csv:2", False),
+        ("r.csv:3", False),
+        ("r.csv:6", False),
+        ("eve", True),
+    ]

@@ -110,7 +110,7 @@ def test_the_study_finds_a_broken_learner(broken, found):
 
 
 def test_the_study_finds_gradients_that_are_not_clipped(monkeypatch):
-    def unclipped(raw, grid, gamma=None, clients_per_step=1):
+    def unclipped(raw, grid, gamma=None, clients_per_step=1, weights=None):
         (one,) = raw.reveal().astype(np.float64)
         units = np.nan_to_num(one, posinf=0.0, neginf=0.0) / grid.step
         return ClippedGradient(OnGrid(np.clip(units, -(2.0**60), 2.0**60).astype(np.int64)))

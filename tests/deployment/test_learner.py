@@ -11,12 +11,14 @@ import threading
 import time
 import weakref
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import veilstream as vs
 from tests.support.known_secrets import known_secrets, unguarded
+from veilstream import progress
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch, begin_again
@@ -486,6 +488,7 @@ def test_no_decision_uses_the_clock(tmp_path, monkeypatch):
 
     for name in ("time", "time_ns", "monotonic", "monotonic_ns"):
         monkeypatch.setattr(time, name, no_clock)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 0.0))  # a bar decides nothing
     with Learner(plan_of(), tmp_path / "s.db", Still(), create=True) as learner:
         for r in range(R):
             run_round(learner, r)

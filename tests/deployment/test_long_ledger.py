@@ -23,7 +23,7 @@ from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.visits import VisitSum, VisitTotal, clients_of, visit_key
 from veilstream.errors import LedgerError, PrivacyError
 
-SETTINGS = {"rounds": 50, "guarantee": {}}
+SETTINGS = {"rounds": 50, "guarantee": {}, "digest": "of a plan"}
 
 
 def message_hash(epoch: int, r: int) -> str:
@@ -90,8 +90,8 @@ def test_packed_or_not_a_ledger_knows_the_same(tmp_path, small_segments, monkeyp
             if number and one.kind != "step":  # the keys of tags differ, and so do the tags
                 assert dataclasses.replace(one.body, before=None) == other.body
         for ledger in (ours, theirs):
-            assert past_of(ledger, b"0 11") == (0, 11, 1)
-            assert past_of(ledger, b"1 0") == (1, 0, 1)
+            assert past_of(ledger, b"0 11")[:3] == (0, 11, 1)
+            assert past_of(ledger, b"1 0")[:3] == (1, 0, 1)
             assert past_of(ledger, b"1 4") is None
     keep = ("epoch", "round", "rounds", "pinned", "steps", "clients", "acknowledged", "secrets")
     assert [getattr(verify(packed), name) for name in keep] == [getattr(inspect(plain), name) for name in keep]
@@ -201,7 +201,7 @@ def test_a_long_witness_is_renewed_and_a_long_store_begun_again(tmp_path, small_
     _, carried = begin_again(path)
     assert carried == 16
     with Ledger(path) as ledger:
-        assert past_of(ledger, b"0 3") == (1, -1, 1)
+        assert past_of(ledger, b"0 3")[:3] == (1, -1, 1)
         write(ledger, "epoch", Body(epoch=2, settings=SETTINGS))
         grow(ledger, 2, 3)
     assert verify(path).clients == 16 + 6
@@ -216,8 +216,8 @@ def test_a_client_of_several_visits_is_one_client(tmp_path):
         write(ledger, "epoch", Body(epoch=0, settings=SETTINGS))
         for step, who in enumerate([b"a", b"b", b"a", b"c", b"a"]):
             write(ledger, "step", Body(epoch=0, step=step), tag=ledger.keyed(who))
-        assert past_of(ledger, b"a") == (0, 4, 3)
-        assert past_of(ledger, b"b") == (0, 1, 1)
+        assert past_of(ledger, b"a")[:3] == (0, 4, 3)
+        assert past_of(ledger, b"b")[:3] == (0, 1, 1)
         assert clients_of(ledger._db) == 3
     assert verify(path).clients == 3
 

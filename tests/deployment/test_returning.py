@@ -73,7 +73,7 @@ def records(tmp_path_factory):
             score = 5 * person % 50 + visit / 10
             lines.append(f"p{person},{score},{30 + person},{rng.uniform(0, 10):.3f}")
             if (visit + person) % 5 == 0:
-                lines.append(f",{score},1,1")  # nobody's
+                lines.append(",,,")  # nobody's: a row without a cell is skipped
     path = tmp_path_factory.mktemp("records") / "visits.csv"
     path.write_text("\n".join(lines) + "\n")
     return path

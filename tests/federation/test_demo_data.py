@@ -16,6 +16,7 @@ from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
 from veilstream.records.admission import Answer
+from veilstream.streams.table_stream import is_held_out
 
 PLAN = """
 [learning]
@@ -44,6 +45,12 @@ name = "ours"
 mechanism = "buffered"
 step_size = 0.1
 """
+LABELLED = PLAN.replace("least_squares", "logistic").replace("label_range = [0.0, 200.0]", 'labels = ["no", "yes"]')
+LABELLED = (
+    LABELLED.replace('time = "day"\n', "")
+    .replace("all.csv", "labels.csv")
+    .replace("low = 0.0\nhigh = 10.0", "low = -1.0\nhigh = 1.0")
+)
 SITES = ("North Side", "south")
 
 
@@ -134,4 +141,44 @@ def test_regression_is_scored_in_the_labels_units(here):
     told = 100.0 * data.stream.held_targets  # zero is the middle of 0 to 200
     assert scores.metric == "rmse"
     assert scores.before == scores.after == pytest.approx(np.sqrt(np.mean(told**2)), rel=1e-6)
-    assert scores.constant == pytest.approx(told.std(), rel=1e-6)
+    learned = 100.0 * data.stream.targets[data.stream.indices(0, 0, plan.learning.rounds).ravel()]
+    assert scores.constant == pytest.approx(np.sqrt(np.mean((told - learned.mean()) ** 2)), rel=1e-6)
+    far = np.full(task.dim, 50.0, np.float32)  # predicts beyond the label's range, to which predictions are cut
+    assert data.scores(task, zero, far).after <= 200.0
+
+
+def labelled(folder, rows=600, rare=0.1):
+    """Rows of which the label is read off one column, and a tenth is yes."""
+    rng = np.random.default_rng(3)
+    x = rng.uniform(-1, 1, rows)
+    lines = [
+        f"{'north' if i % 2 else 'south'},p{i},{x[i]:.6f},{'yes' if x[i] > 1 - 2 * rare else 'no'}" for i in range(rows)
+    ]
+    (folder / "labels.csv").write_text("\n".join(["site,who,x,y", *lines]) + "\n")
+
+
+def test_labels_are_scored_as_a_simulation_scores_them_and_the_verdict_is_said(here):
+    """Accuracy, baseline and recall are computed again from the rows; a model that only ranks is told so."""
+    plan = Plan.parse(LABELLED, {"data.held_out_share": 0.2})
+    labelled(here)
+    data, task = DemoData.of(plan), task_of(plan)
+    held = [(line.split(",")[2], line.split(",")[3]) for line in (here / "labels.csv").read_text().splitlines()[1:]]
+    x, y = zip(
+        *[(float(a), b) for (a, b), who in zip(held, range(600), strict=True) if is_held_out(f"p{who}", 0.2)],
+        strict=True,
+    )
+    x, y = np.array(x), np.array(y)
+    for slope, bias in ((10.0, -8.1), (1.0, -9.0)):
+        model = np.array([slope, bias], np.float32)
+        said = np.where(slope * x + bias >= 0, "yes", "no")
+        scores = data.scores(task, np.zeros(2, np.float32), model)
+        assert scores.rows == len(y)
+        assert scores.after == pytest.approx(np.mean(said == y))
+        assert (scores.guess, scores.constant) == ('"no"', pytest.approx(np.mean(y == "no")))
+        recall = scores.figures["recall"]["yes"]["mean"]
+        assert recall == pytest.approx(np.mean(said[y == "yes"] == "yes"))
+        assert scores.figures["auc"]["mean"] == 1.0
+        assert scores.verdict.better == (recall > 0.5)
+        assert bool(scores.verdict.advice) == (recall < 0.1)
+    assert scores.verdict.sentence.startswith('No better than always "no": accuracy')
+    assert 'hardly ever says "yes"' in scores.verdict.advice[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.federation import DIM, World, plan_of, wait_for
+from tests.support.federation import DIM, World, plan_of, table_plan_of, wait_for
 from veilstream.errors import InputError
 from veilstream.federation.http.asgi_server import Limits
 from veilstream.federation.learner.access import open_token, tell_to_pause, token_path
@@ -236,8 +236,8 @@ def test_what_is_malformed_is_refused_before_anyone_asks_who_took_part(tmp_path)
     """And the round goes on: no type of anything ends it."""
     with served(tmp_path) as here:
         here.fill_round("known", "u")
-        nobody = [bad for bad in MALFORMED if not (isinstance(bad, dict) and bad.get("client") == "t")]
-        for bad in nobody:
+        without_a_step = [bad for bad in MALFORMED if not (isinstance(bad, dict) and "client" in bad)]
+        for bad in without_a_step:
             assert here.post("/observe", bad)[0] in (400, 422), bad  # also while no round is open
         here.open_round()
         bad = {**ROW, "target": 7}
@@ -283,13 +283,42 @@ def test_a_value_that_json_cannot_have_spoils_its_own_record_alone(value, tmp_pa
         wait_for(lambda: here.daemon.learner.round == 2)
 
 
-def test_a_name_that_is_no_text_names_nobody(tmp_path):
+NO_NAMES = [b'"a\xff"', b'"\\ud800"', b"NaN", b"1" * 5000, b"5.5", b"null", b'" "', b'["t"]', b'""']
+
+
+def test_a_record_whose_name_cannot_be_read_is_a_client_of_its_own_and_one_without_a_name_none(tmp_path):
+    """As an empty cell of a file: whether a name can be read must not decide how many steps the server sees."""
     with served(tmp_path) as here:
+        for first in range(0, len(NO_NAMES) - 1, 2):
+            here.open_round()
+            for left, name in zip((1, 2), NO_NAMES[first : first + 2], strict=True):
+                body = b'{"client": ' + name + b', "target": 1, "features": [1, 1, 1, 1, 1, 1]}'
+                status, answer = here.post("/observe", body)
+                assert (status, answer["why"][:7]) == (422, "client:")
+                if left == 1:
+                    assert here.daemon.learner.clients_wanted == 1
+            wait_for(lambda r=first // 2 + 1: here.daemon.learner.round == r)
         here.open_round()
-        for name in (b'"a\xff"', b'"\\ud800"', b"NaN", b"1" * 5000):
-            body = b'{"client": ' + name + b', "target": 1, "features": [1, 1, 1, 1, 1, 1]}'
-            assert here.post("/observe", body)[0] == 422
-        assert here.daemon.learner.clients_wanted == 2
+        status, answer = here.post("/observe", [{"target": 1, "features": [1] * DIM}, {**ROW, "client": None}])
+        assert (status, answer["answers"]) == (422, ["refused", "refused"])
+        assert here.daemon.learner.clients_wanted == 1  # a program that forgets the field uses up no steps
+
+
+DEEP = b"[" * 5000 + b"]" * 5000
+
+
+@pytest.mark.parametrize("record", [b'{"x0": 1, "x0": 2}', b'{"x0": ' + DEEP + b"}", DEEP, b'{"x0": {"a": 1, "a": 2}}'])
+def test_a_field_that_is_there_twice_or_nested_deep_spoils_its_own_record_alone(record, tmp_path):
+    good = {"client": "good", "record": {"y": "yes"} | {f"x{i}": 0.5 for i in range(DIM)}}
+    spoiled = b'{"client": "a", "record": ' + record + b"}"
+    with served(tmp_path, plan=table_plan_of(learners=1)) as here:
+        here.open_round()
+        status, answer = here.post("/observe", b"[" + spoiled + b", " + json.dumps(good).encode() + b"]")
+        assert (status, answer["answers"]) == (200, ["refused", "taken"])
+        wait_for(lambda: here.daemon.learner.round == 1)
+        here.open_round()
+        assert here.post("/observe", spoiled.replace(b'"a"', b'"b"', 1))[0] == 422
+        assert here.daemon.learner.clients_wanted == 1
 
 
 def rows(*tags: str) -> list[dict]:
@@ -312,7 +341,7 @@ def test_a_list_is_answered_by_position_and_says_nothing_of_who_took_part(tmp_pa
 def test_a_list_of_which_all_is_refused_is_no_success(tmp_path):
     with served(tmp_path) as here:
         here.open_round()
-        status, answer = here.post("/observe", [{**ROW, "target": 7}, {**ROW, "client": ""}, 3])
+        status, answer = here.post("/observe", [{**ROW, "target": 7}, {"target": 1}, 3])
         assert status == 422
         assert answer["counts"] == {"refused": 3}
         assert sorted(answer["why"].values()) == [1, 1, 1]

@@ -72,7 +72,7 @@ def test_a_source_that_fails_does_not_show_outside(tmp_path, caplog):
 
 
 def test_sources_that_cannot_be(tmp_path):
-    with pytest.raises(InputError, match="a file, `live`"):
+    with pytest.raises(InputError, match="a file or folder, `live`"):
         open_source(str(tmp_path / "none.csv"), plan_of())
     (tmp_path / "d.csv").write_text("person,y\na,yes\n")
     with pytest.raises(InputError, match=r"columns x0, x1, .*it has 2 columns, and 2 of the 8"):

@@ -1,7 +1,5 @@
 """Who knows at which step a record is used: a key of a plan, and a fact of a guarantee."""
 
-import dataclasses
-
 from veilstream import Budget, calibrate
 from veilstream.mechanisms import independent
 from veilstream.plans.experiments import experiment_path
@@ -17,9 +15,11 @@ def test_a_known_order_leaves_no_trace_in_terms_and_guarantees():
 
 
 def test_a_secret_order_is_part_of_a_guarantee():
-    _, guarantee = calibrate(Budget(1.0, 1e-6), independent(8), clip_norm=1.0)
-    secret = dataclasses.replace(guarantee, order=Order.SECRET)
+    _, secret = calibrate(Budget(1.0, 1e-3), independent(8), clip_norm=1.0, order="secret")
+    assert secret.order is Order.SECRET
     assert secret.as_dict()["order"] == "secret"
+    assert secret.as_dict()["secret"]["among"] == 8
+    assert "rests on a secret" in str(secret)
     assert Guarantee.from_dict(secret.as_dict()) == secret
 
 

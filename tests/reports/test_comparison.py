@@ -40,7 +40,7 @@ def test_buffers_are_tuned_for_people_who_return_as_in_a_run():
     part = Participation(3, 20)
     setting = replace(SETTING, participation=part)
     row = next(row for row in compare(setting).rows if row.title == "buffered, published")
-    run = buffered(100, workload=setting.published, participation=part)
+    run = buffered(100, objective="mean", participation=part)
     assert row.sensitivity == pytest.approx(run.sensitivity(part), rel=1e-12)
 
 

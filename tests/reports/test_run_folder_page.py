@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs/runs-and-reports.md").read_text()
 def listed(section: str) -> dict[str, list[str]]:
     """Files of a section's table, and their columns where it gives them."""
     found: dict[str, list[str]] = {}
-    table = PAGE.split(f"## {section}")[1].split("\n## ")[0]
+    table = PAGE.split(f"## {section}")[1].split("\n## ")[0].split("### Its files")[-1]
     for line in table.splitlines():
         if line.startswith("| `"):
             names, what = line.strip("| ").split(" | ", 1)

@@ -277,7 +277,7 @@ def test_projection_and_decay():
     free = {"name": "free", "kind": "noise-free", "step_size": 5.0, "server_step_size": 1.0}
     model = simulate(plan_of(2, [free], projection_radius=0.1)).models()
     assert np.linalg.norm(model, axis=-1).max() <= 0.1 * (1 + 1e-5)
-    fast = simulate(plan_of(1, [free | {"step_decay": 50.0}])).models()
+    fast = simulate(plan_of(1, [free | {"step_decay": 30.0}])).models()
     once = simulate(plan_of(1, [free], rounds=1)).models()
     np.testing.assert_allclose(fast, once, atol=1e-5)
 

@@ -21,7 +21,7 @@ MESSAGES = [
     b"[1]",
     *(json.dumps(r).encode() for r in ROWS[3:]),
 ]
-READ = [*ROWS[:3], {}, {}, *ROWS[3:]]
+READ = [*ROWS[:3], None, [1], *ROWS[3:]]
 
 
 @pytest.fixture(scope="module")

@@ -237,3 +237,31 @@ def test_keys_and_bookmarks_survive_as_text(path):
     for key in (7, 1.5, 'a:"b"\udc80'):
         mark = Bookmark(3, "0f", f"[{key!r}]")
         assert Bookmark.parse(mark.as_text()) == mark
+
+
+COMPUTED = "SELECT id, who, json_extract(said, '$.x') AS x FROM (SELECT * FROM visits JOIN told USING (id))"
+
+
+def test_a_row_of_which_a_query_cannot_compute_a_column_is_one_record_that_cannot_be_read(path, caplog, monkeypatch):
+    """Text that is no JSON in one person's row must stop neither the rows behind it nor the next start."""
+    monkeypatch.setattr(sqlite_table, "_AT_ONCE", 7)
+    add(path, 17)
+    run(path, "create table told (id integer primary key, said text)")
+    run(path, "insert into told select id, '{\"x\": ' || id || '}' from visits")
+    run(path, "update told set said = '{no' where id in (1, 9, 10, 20)")
+    table = open_table(path, query=COMPUTED, key="id")
+    found = [(row and row["who"], row and row["x"]) for _, row in table.rows()]
+    assert found == [(None, None) if i + 1 in (1, 9, 10, 20) else (f"p{i}", i + 1) for i in range(20)]
+    again = open_table(path, query=COMPUTED, key="id")
+    again.resume({table.mark.source: table.mark.text})
+    assert not caplog.records  # the rows before are as they were
+    run(path, "insert into told values (21, 'no'), (22, '{\"x\": 22}')")
+    add(path, 2)
+    assert [row for _, row in again.rows()] == [None, {"id": 22, "who": "p21", "x": 22}]
+
+
+def test_a_query_that_fails_on_a_row_and_has_no_key_says_what_to_do(path):
+    run(path, "update visits set who = '{no' where id = 2")
+    table = open_table(path, query="SELECT json_extract(who, '$.x') AS x FROM visits ORDER BY id")
+    with pytest.raises(InputError, match=r"SQLITE_ERROR.*name a key \(data.key, --key\)"):
+        list(table.rows())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import codecs
-import gzip
 import json
 import lzma
 import os
@@ -15,6 +14,7 @@ import pytest
 from veilstream.errors import InputError
 from veilstream.streams.table import Bookmark
 from veilstream.streams.tables import RowsTable, check_columns, open_table
+from veilstream.strict_json import MOST_NESTED, UNREADABLE
 
 
 def table(tmp_path, content, name="a.csv", **options):
@@ -72,6 +72,18 @@ def test_windows_letters_are_read_and_said(tmp_path):
     assert "Windows-1252" in reader.notices[0]
 
 
+def test_a_header_says_the_encoding_where_no_record_does(tmp_path):
+    """As Excel writes a German table whose cells are plain. Of JSON the first line is a person's."""
+    rows = "".join(f"G{i},1\n" for i in range(300))
+    reader = table(tmp_path, ("Gästenr,Größe\n" + rows).encode("cp1252"))
+    assert reader.columns == ("Gästenr", "Größe")
+    assert "Windows-1252" in reader.notices[0]
+    with pytest.raises(InputError, match="a header in UTF-8"):  # one of the two is not as it should be
+        table(tmp_path, "Gästenr,Größe\n".encode("cp1252") + "Zoë,1\n".encode() + rows.encode())
+    lines = '{"who": "Zoë"}\n'.encode("cp1252") + b'{"who": "ann"}\n' * 300
+    assert cells(table(tmp_path, lines, "a.jsonl"))[:2] == [None, {"who": "ann"}]
+
+
 def test_one_row_that_is_no_text_is_refused_alone(tmp_path):
     many = "".join(f"p{i},{i}\n" for i in range(300)).encode()
     rows = cells(table(tmp_path, b"who,x\n" + many + b"b\xff\xfe,1\n" + many))
@@ -91,7 +103,7 @@ def test_rows_of_another_length_cannot_be_read(tmp_path, bad):
         ("", "empty"),
         ("who,x,who\n1,2,3\n", "columns 1, 3 of 3 a name is there twice"),
         ("1,2\n3,4\n", "names"),
-        (b"w\xffo,x\n1,2\n", "UTF-8"),
+        (b"w\x81o,x\n1,2\n", "UTF-8"),
     ],
 )
 def test_headers_that_cannot_be_used(tmp_path, content, says):
@@ -266,14 +278,13 @@ def test_other_files_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (gzip.compress(PLAIN.encode(), mtime=0), "text; this is a gzip archive .unpack it"),
         (bz2.compress(PLAIN.encode()), "bzip2"),
         (lzma.compress(PLAIN.encode()), "an xz archive"),
         (b"PK\x03\x04 and more", "Excel"),
         (b"PAR1 and more", r"name it \.parquet"),
         (codecs.BOM_UTF32_LE + PLAIN.encode("utf-32-le"), "UTF-32"),
     ],
-    ids=["gzip", "bzip2", "xz", "zip", "parquet", "utf-32"],
+    ids=["bzip2", "xz", "zip", "parquet", "utf-32"],
 )
 def test_files_that_are_no_text_are_named_for_what_they_are(tmp_path, content, says):
     with pytest.raises(InputError, match=says):
@@ -323,3 +334,26 @@ def test_an_open_quote_keeps_a_bounded_text_in_memory(tmp_path):
     path.write_text("who,x\n" + 'ann,"' + ("y" * (1 << 20) + "\n") * 40)
     with pytest.raises(InputError, match="quotes that are closed"):
         cells(open_table(path))
+
+
+def test_a_cell_of_parquet_that_python_cannot_hold_spoils_its_own_record_alone(tmp_path):
+    """A text that is no UTF-8, or a day in the year 20000, in one person's row: the others are read."""
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    text = arrow.array([b"a", b"\xff\xfe", b"c"]).view(arrow.string())
+    day = arrow.array([0, 1, 2**23], arrow.int32()).view(arrow.date32())
+    pyarrow.parquet.write_table(
+        arrow.table({"who": ["ann", "bob", "cyd"], "t": text, "day": day}), tmp_path / "a.parquet"
+    )
+    rows = cells(open_table(tmp_path / "a.parquet"))
+    assert [row["who"] for row in rows] == ["ann", "bob", "cyd"]
+    assert [row["t"] for row in rows] == ["a", UNREADABLE, "c"]
+    assert str(rows[1]["day"]) == "1970-01-02"
+
+
+@pytest.mark.parametrize("depth", [MOST_NESTED + 1, 960, 985, 20_000])
+def test_a_line_of_json_that_is_nested_deep_is_one_row_that_cannot_be_read(tmp_path, depth):
+    """Whether Python can read it depends on who asks: the digest of what was read would change with a restart."""
+    lines = ['{"who": "ann"}', '{"who": "bob", "x": ' + "[" * depth + "]" * depth + "}", '{"who": "cyd"}']
+    assert cells(table(tmp_path, "\n".join(lines), "a.jsonl")) == [{"who": "ann"}, None, {"who": "cyd"}]

@@ -187,7 +187,8 @@ def _show(status: Status, json: bool, *, verified: bool = False, local: bool = F
         typer.echo(f"Guarantee     ({g.epsilon:g}, {g.delta:g}), {g.neighbours.value}")
     where = "not begun" if status.epoch is None else f"{status.epoch}"
     if status.epoch is not None:
-        where += f", {status.round} of {status.rounds} rounds sealed"
+        # A training loop has steps and no rounds.
+        where += "" if status.rounds is None else f", {status.round} of {status.rounds} rounds sealed"
         where += ", one begun" if status.pinned else ""
         where += "; over, secrets destroyed" if status.ended else ""
     typer.echo(f"Epoch         {where}")

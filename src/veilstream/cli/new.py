@@ -39,4 +39,7 @@ def called_as(folder: Path) -> str:
         return shlex.quote(os.path.relpath(run, folder.absolute()))
     if shutil.which("veilstream"):
         return "veilstream"
-    return f"{shlex.quote(sys.executable)} -m veilstream"
+    script = Path(sys.argv[0])
+    if script.name == "veilstream" and script.is_file():  # called by its path
+        return shlex.quote(str(script.absolute()))
+    return f"{shlex.quote(sys.executable)} -P -m veilstream"  # no modules of the folder that it is called in

@@ -11,7 +11,8 @@ other client's contribution, not even in the last digit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -32,6 +33,8 @@ from veilstream.privacy.telemetry import Telemetry
 _log = logging.getLogger(__name__)
 Float32s = NDArray[np.float32]
 _ROWS_BYTES = 1 << 20
+_FILLED_UP = 16
+_MEASURED = 3
 _WITHOUT_ANSWER = {"accuracy": 0.0, "loss": 1.0, "clipped": 1.0, "present": 1.0}
 """Metrics of a client on whose record the task fails: present, and wrong."""
 
@@ -131,6 +134,10 @@ class ClientSteps:
             self._many = self._compiled_gradients
         self._at_once = min(terms.clients_per_step, max(1, _ROWS_BYTES // (4 * task.dim)))
         """Clients whose gradients are one array: a step's, or as many as the processor's cache holds."""
+        self._hides_counts = terms.plan.order == "secret"
+        if self._hides_counts:  # how many a step has differs: fewer at once are filled up with less work
+            self._at_once = min(self._at_once, max(_FILLED_UP, -(-terms.clients_per_step // 4)))
+        self._arrays = 0  # of gradients, since `fill_up` was last called
         self._blank = example_records(task)[0]
         """A made-up record in the place of one that is missing: its gradient is computed and dropped."""
         if host is not None:  # JAX's is checked when one is needed: a restart need not wait for JAX
@@ -173,17 +180,57 @@ class ClientSteps:
         """
         if not clients:
             return local.noisy(local.nothing(), seed)
-        shares: list[ClippedGradient] = []
+        groups = (clients[first : first + self._at_once] for first in range(0, len(clients), self._at_once))
+        return self._noisy(local, groups, seed)
+
+    def noisy_in_pieces(self, local: LocalRounds, pieces: Iterable[Sequence[Sample | None]], seed: bytes) -> Noised:
+        """The next noisy step, of any number of clients, in pieces of any length.
+
+        Every array of gradients is filled up with made-up records, and there is one also for nobody: `fill_up` can
+        then make a round's work the same whoever is in it.
+        """
+        return self._noisy(local, _filled_up(pieces, self._at_once), seed)
+
+    def fill_up(self, local: LocalRounds, clients: int, steps: int) -> None:
+        """Do, for nobody, the rest of the work that so many clients in so many steps can make at most."""
+        for _ in range(-(-clients // self._at_once) + steps - self._arrays):
+            self._share(local, [None] * self._at_once)
+        self._arrays = 0
+
+    def round_work_s(self, local: LocalRounds, clients: int, seeds: Sequence[bytes]) -> float:
+        """Seconds for so many clients in a round, from a few steps of made-up ones; moves ``local``, counts nobody."""
+        arrays, clipped = self._arrays, self.clipped
+        self._share(local, [None] * self._at_once)  # compiles, where that is needed
+        began = time.perf_counter()
+        local.prepare(seeds)
+        for seed in seeds:
+            local.apply(self._noisy(local, [[None] * self._at_once], seed))
+        step_s = (time.perf_counter() - began) / len(seeds)
+        began = time.perf_counter()
+        for _ in range(_MEASURED):
+            self._share(local, [None] * self._at_once)
+        array_s = (time.perf_counter() - began) / _MEASURED
+        self._arrays, self.clipped = arrays, clipped
+        return step_s * self._terms.local_steps + array_s * -(-clients // self._at_once)
+
+    def _noisy(self, local: LocalRounds, groups: Iterable[Sequence[Sample | None]], seed: bytes) -> Noised:
+        total: ClippedGradient | None = None
         told: list[MetricValues] = []
-        for first in range(0, len(clients), self._at_once):
-            some = clients[first : first + self._at_once]
-            raw, weights = self._weighted(self.gradients(local.model, some), some)
-            if self._terms.gamma is None:  # normalised gradients are short, whatever a client has
-                self.clipped += _longer(raw, self._terms.grid.clip_norm)
-            shares.append(local.clip(raw) if weights is None else local.clip(raw, weights))
-            told += self._metrics(local, some, raw)
-        values = MetricValues(np.stack([each.reveal() for each in told])) if told else None
-        return local.noisy(local.whole(add_up(shares), values), seed)
+        for some in groups:
+            share, values = self._share(local, some)
+            total, told = share if total is None else add_up([total, share]), told + values
+            self._arrays += 1
+        assert total is not None
+        all_told = MetricValues(np.stack([each.reveal() for each in told])) if told else None
+        return local.noisy(local.whole(total, all_told), seed)
+
+    def _share(self, local: LocalRounds, some: Sequence[Sample | None]) -> tuple[ClippedGradient, list[MetricValues]]:
+        """What some clients contribute to a step, and their metrics."""
+        raw, weights = self._weighted(self.gradients(local.model, some), some)
+        if self._terms.gamma is None:  # normalised gradients are short, whatever a client has
+            self.clipped += _longer(raw, self._terms.grid.clip_norm)
+        share = local.clip(raw) if weights is None else local.clip(raw, weights)
+        return share, self._metrics(local, some, raw)
 
     def _weighted(self, raw: RawGradient, clients: Sequence[Sample | None]) -> tuple[RawGradient, Float32s | None]:
         """Gradients by their labels' weights; the weights themselves where gradients are normalised first."""
@@ -200,8 +247,13 @@ class ClientSteps:
     def _metrics(self, local: LocalRounds, clients: Sequence[Sample | None], raw: RawGradient) -> list[MetricValues]:
         if self.telemetry is None:
             return []
-        pairs = zip(clients, raw.reveal(), strict=False)
-        return [self.telemetry.values(local.begun, sample, RawGradient(row)) for sample, row in pairs if sample]
+        found = []
+        for sample, row in zip(clients, raw.reveal(), strict=False):
+            if sample:
+                found.append(self.telemetry.values(local.begun, sample, RawGradient(row)))
+            elif self._hides_counts:  # as much work, and dropped
+                self.telemetry.values(local.begun, self._blank, RawGradient(row))
+        return found
 
     def gradients(self, model: Hidden[Float32s], clients: Sequence[Sample | None]) -> RawGradient:
         """A row for each of these clients, zero where the record cannot be used; never raises."""
@@ -269,6 +321,20 @@ class ClientSteps:
 
             self._compiled_many = jax.jit(jax.vmap(self._task.gradient, in_axes=(None, 0)))
         return self._compiled_many(z, samples)
+
+
+def _filled_up(pieces: Iterable[Sequence[Sample | None]], size: int) -> Iterator[list[Sample | None]]:
+    """The same clients in groups of one size, the last with nobody in its other places; at least one group."""
+    waiting: list[Sample | None] = []
+    begun = False
+    for piece in pieces:
+        waiting += piece
+        while len(waiting) >= size:
+            begun = True
+            yield waiting[:size]
+            waiting = waiting[size:]
+    if waiting or not begun:
+        yield waiting + [None] * (size - len(waiting))
 
 
 def _longer(raw: RawGradient, clip_norm: float) -> int:

@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 from veilstream.deployment.client_steps import ClientTelemetry
 from veilstream.deployment.ledger.chain import BOOKMARKS, Body
 from veilstream.deployment.ledger.store import Ledger
-from veilstream.deployment.local_rounds import LocalRounds, unpack_step
+from veilstream.deployment.local_rounds import LocalRounds, NoisySum, unpack_step
 from veilstream.deployment.release import Release
+from veilstream.deployment.step_index import remove_index
 from veilstream.deployment.terms import Terms, check_settings
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Task
+from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
 from veilstream.privacy.gradient_types import Noised
-from veilstream.privacy.seeds import SEED_BYTES
+from veilstream.privacy.seeds import SEED_BYTES, checked_seed
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.streams.intake import SourceBookmark
 
@@ -38,6 +40,10 @@ Float32s = NDArray[np.float32]
 
 _SNAPSHOT_STEPS = 64
 _SALT_BYTES = 16
+ORDER_SECRET = "order/secret"
+"""Blob: what decides at which step of the epoch a client is used, where nobody outside may know."""
+ORDER_FILES = "order/files"
+"""Blob: how far each source of such an epoch had been read before and when it began; salted."""
 OPEN_ROUND = "open-round"
 """Blob: what the open round has come to after a group of steps."""
 MASKING, MASKED = "masks", "sent-masked"
@@ -52,6 +58,18 @@ def secret_name(epoch: int, step: int) -> str:
     return f"seed/{epoch}/{step:010d}"
 
 
+def restore_noise(ledger: Ledger, noisy: NoisySum, epoch: int, steps: int) -> int:
+    """Bring an epoch's noise to where its stored steps have come; returns where it was last kept whole."""
+    if ledger.names("snapshot"):
+        noisy.noise.restore(ledger.blob("snapshot"))
+    snapshot_step = noisy.noise.position
+    while noisy.noise.position < steps:
+        together = ledger.blob(secret_name(epoch, noisy.noise.position))
+        for at in range(0, len(together), SEED_BYTES):
+            noisy.replay(together[at : at + SEED_BYTES])
+    return snapshot_step
+
+
 @dataclass(frozen=True)
 class LearnerParts:
     """What a learner is made of. Audits and studies put their own in place.
@@ -64,6 +82,7 @@ class LearnerParts:
     ledger: Callable[..., Ledger] = Ledger
     rounds: Callable[[Terms, int], LocalRounds] = LocalRounds
     telemetry: Callable[[Task, Telemetry, float], ClientTelemetry] = ClientTelemetry
+    order_secret: Callable[[], bytes] = fresh_secret
 
 
 DEPLOYED = LearnerParts()
@@ -152,6 +171,11 @@ class EpochLedger:
     def write_steps(self, kind: str, body: Body, keep: dict[str, bytes], **clients: Any) -> None:
         """Store and witness steps that memory has taken, and how far the source was read for them."""
         self.write(kind, body, keep=keep | self._bookmark_blobs(), points="step", **clients)
+        self.bookmarks = {}
+
+    def write_order(self, keep: dict[str, bytes]) -> None:
+        """Bind an epoch with a secret order to its files, once all of its clients are written down."""
+        self.write("ordered", Body(epoch=self.epoch), keep=keep | self._bookmark_blobs(), points="ordered")
         self.bookmarks = {}
 
     def seal(self) -> None:
@@ -252,6 +276,7 @@ class EpochLedger:
             own = self.ledger.names("message") if self.sums else []  # it was never sent, and never may be
             self.write("end", body, destroy=[*self.ledger.chain.secrets, *own])
         self._forgotten = self.ledger.forget()
+        remove_index(self.ledger.path)
         self.ledger.reached("epoch-closed")
 
     def join(self, run: str, parts: LearnerParts) -> None:
@@ -329,7 +354,11 @@ class EpochLedger:
 
     def _write_epoch(self, epoch: int, *, followed: int | None = None, run: str | None = None) -> None:
         body = Body(epoch=epoch, settings=self.terms.settings, followed=followed, run=run, study=self._study or None)
-        self.write("epoch", body, destroy=self.ledger.names("message"))
+        keep = None
+        remove_index(self.ledger.path)
+        if self.plan.order == "secret":
+            keep = {ORDER_SECRET: checked_seed(self._parts.order_secret())}
+        self.write("epoch", body, keep=keep, destroy=self.ledger.names("message"))
         self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:
@@ -372,7 +401,7 @@ class EpochLedger:
             self.destroy_secrets()
         if local.over:  # its noise is not restored: the secrets are destroyed, or of no use
             return
-        self._restore_noise(standing.steps)
+        self.snapshot_step = restore_noise(ledger, local, local.epoch, standing.steps)
         if standing.pinned is not None:
             assert self.model is not None
             local.pin(self.model, standing.pinned)
@@ -380,16 +409,6 @@ class EpochLedger:
                 local.restore_open(ledger.blob(OPEN_ROUND))
             for t in range(local.taken, local.taken + standing.steps - local.step):
                 local.apply(unpack_step(ledger.blob(f"noisy/{t}")))
-
-    def _restore_noise(self, steps: int) -> None:
-        local, ledger = self.local, self.ledger
-        if ledger.names("snapshot"):
-            local.noise.restore(ledger.blob("snapshot"))
-        self.snapshot_step = local.noise.position
-        while local.noise.position < steps:
-            together = ledger.blob(secret_name(local.epoch, local.noise.position))
-            for at in range(0, len(together), SEED_BYTES):
-                local.replay(together[at : at + SEED_BYTES])
 
     def last_release(self) -> Release:
         """The last sealed round's message."""

@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.client_steps import ClientSteps, check_dim
+from veilstream.deployment.epoch_records import EpochRecords
 from veilstream.deployment.epochs import DEPLOYED, OPEN_ROUND, EpochLedger, LearnerParts, secret_name
 from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.ledger.store import Ledger
@@ -41,8 +42,9 @@ from veilstream.deployment.ledger.visits import tag_of
 from veilstream.deployment.local_rounds import LocalRounds, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
 from veilstream.deployment.release import Release
+from veilstream.deployment.step_index import Contents
 from veilstream.deployment.terms import Terms
-from veilstream.errors import InputError, LedgerError
+from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Sample, Task, admission_of
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
@@ -51,12 +53,13 @@ from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.admission import Answer
 from veilstream.records.participation import MOST_TOGETHER, Epochs, PastVisits, spent
 from veilstream.runs.released_model import model_sha256
-from veilstream.streams.intake import Offered, SourceBookmark
+from veilstream.streams.intake import GivenRecords, Offered, SourceBookmark, WholeSource
 
 Float32s = NDArray[np.float32]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_MEASURED_STEPS = 4
 _GROUP_BYTES = 16 << 20
 """Of noise rows, eight bytes a number, that a group of steps has at most."""
 
@@ -139,6 +142,9 @@ class Learner:
             1, min(MOST_TOGETHER // terms.clients_per_step, _GROUP_BYTES // (8 * terms.release_dim))
         )
         self.epochs = EpochLedger(plan, terms, store, witness, create=create, parts=parts)
+        self._records = EpochRecords(plan, self.epochs, self._admission) if plan.order == "secret" else None
+        if self._records is not None:
+            self._steps_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * terms.release_dim)))
 
     @property
     def model(self) -> Float32s | None:
@@ -193,6 +199,21 @@ class Learner:
     def clients_wanted(self) -> int:
         """How many clients the open round can still take."""
         return self.local.steps_wanted * self.terms.clients_per_step
+
+    @property
+    def order_is_secret(self) -> bool:
+        """Whether nobody outside may know at which step a record is used: all come by `use_records`."""
+        return self._records is not None
+
+    @property
+    def has_records(self) -> bool:
+        """Whether `use_records` was called since this start."""
+        return self._records is not None and self._records.has_source
+
+    @property
+    def clients_written_down(self) -> bool:
+        """Whether the clients of this epoch's records, all together, have been counted as having taken part."""
+        return self.ledger.chain.standing.ordered
 
     @property
     def horizon_reached(self) -> bool:
@@ -254,6 +275,8 @@ class Learner:
 
     def close(self) -> None:
         """Let go of the store."""
+        if self._records is not None:
+            self._records.close()
         self.ledger.close()
 
     def __reduce__(self) -> NoReturn:
@@ -286,6 +309,8 @@ class Learner:
         if model is None:
             return  # open already, or sealed: finish_round repeats it
         self.steps.check()
+        if self._records is not None:
+            self._records.enrol()
         with self.epochs.whole_or_broken():
             self.epochs.pin(_checked_round("round", r), model, model_sha256(model), acknowledged)
 
@@ -320,6 +345,95 @@ class Learner:
 
     @without_values
     @one_at_a_time
+    def use_records(self, records: WholeSource | Sequence[tuple[bytes | str, Sample | None]]) -> Contents:
+        """Have this epoch's steps made of these records, where `privacy.order = "secret"`.
+
+        Each client's step is drawn by itself, uniformly among the epoch's, as only this learner knows. The records are
+        read now, and written in the order of their steps, encrypted, beside the store. From the first round on all
+        of their clients count as having taken part. To be called after every start, and in every epoch.
+
+        Args:
+            records: all of the epoch's, as pairs of tag and record, or a source that is all there (a file, a folder
+                or a table: `veilstream.streams.table_source.TableSource`).
+
+        Returns:
+            What was found; for this machine only.
+
+        Raises:
+            InputError: fewer clients than steps, records that changed since the epoch's first round, or another order.
+
+        """
+        if self._records is None:
+            raise InputError(
+                "privacy.order", "known", '"secret", to give all records of an epoch at once', "observe_many(...)"
+            )
+        self.ledger.check()
+        if self.over:
+            raise PrivacyError(f"epoch {self.epoch} has ended: nothing was read (new_epoch() begins another)")
+        source = records if isinstance(records, WholeSource) else GivenRecords(records)
+        return self._records.use(source)
+
+    @without_values
+    @one_at_a_time
+    def write_down_clients(self) -> Contents | None:
+        """Count all clients of `use_records` as having taken part, as the epoch's first round does by itself.
+
+        Returns:
+            What was found of them; None where they had been written down before.
+
+        Raises:
+            InputError: what `use_records` raises, where the records changed since.
+
+        """
+        return None if self._records is None else self._records.enrol()
+
+    @without_values
+    @one_at_a_time
+    def round_work_s(self) -> float:
+        """About how long a round's work takes, whoever is in it: measured now, on made-up records and spare noise."""
+        if self._records is None or self.over:
+            return 0.0
+        local, most = self.epochs.new_rounds(self.epoch), self._records.most_a_round
+        local.pin(np.zeros(self.terms.dim, np.float32), "")
+        self.steps.check()
+        return self.steps.round_work_s(local, most, self._fresh_seeds(min(_MEASURED_STEPS, self.terms.local_steps)))
+
+    @without_values
+    @one_at_a_time
+    def take_round(self, told: Callable[[Sequence[Sample | None]], None] = lambda samples: None) -> None:
+        """Use the records whose secret steps are in the open round; `finish_round` does it if nobody has.
+
+        ``told`` is called with them, some at a time, when their steps are stored: for this machine only.
+        """
+        if self._records is None:
+            raise InputError("privacy.order", "known", '"secret", where no caller says who comes', "observe_many(...)")
+        if not self.pinned:
+            raise InputError("round", None, "a round that has been begun", "call begin_round")
+        self._take_records(self._records, told)
+
+    def _take_records(
+        self, order: EpochRecords, told: Callable[[Sequence[Sample | None]], None] = lambda samples: None
+    ) -> None:
+        while count := min(self.local.steps_wanted, self._steps_together):
+            first = self.local.step
+            with self.epochs.whole_or_broken():
+                self._store_records(order, count)
+            for step in range(first, first + count):
+                for samples in order.records(step):
+                    told(samples)
+        self.steps.fill_up(self.local, order.most_a_round, self.terms.local_steps)
+
+    def _refuse_own_order(self) -> None:
+        if self._records is not None:
+            raise InputError(
+                "privacy.order",
+                "secret",
+                '"known", to hand over clients one after the other: their order would be the caller\'s',
+                "give all records of the epoch to use_records(...) before its first round",
+            )
+
+    @without_values
+    @one_at_a_time
     def observe(self, client: bytes | str, sample: Sample | None, bookmark: SourceBookmark | None = None) -> Answer:
         """Take one client as a step of its own: clip, add noise, step, store, forget the data, answer.
 
@@ -344,6 +458,7 @@ class Learner:
             LedgerError: where the store can no longer be trusted.
 
         """
+        self._refuse_own_order()
         self._planned = {}
         places: list[_Place] = []
         (outcome,) = self._planned_places([Offered(client, sample, bookmark)], places)
@@ -387,6 +502,7 @@ class Learner:
 
         ``told`` is called with every record and its outcome, when its group is stored.
         """
+        self._refuse_own_order()
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
         stream, outcomes, failure, ended = iter(clients), list[Outcome](), None, False
@@ -459,6 +575,8 @@ class Learner:
     def seal_round(self) -> None:
         """Seal the open round, if there is one, and hand nothing out."""
         if self.pinned:
+            if self._records is not None:
+                self._take_records(self._records)
             with self.epochs.whole_or_broken():
                 self._seal()
 
@@ -508,7 +626,7 @@ class Learner:
         self,
         r: int,
         x: NDArray[Any],
-        clients: Iterable[tuple[bytes | str, Sample]],
+        clients: Iterable[tuple[bytes | str, Sample]] | None = None,
         acknowledged: tuple[int, str] | None = None,
     ) -> Release:
         """A whole round from a stream of (tag, sample): takes no more of it than it uses.
@@ -516,15 +634,18 @@ class Learner:
         Args:
             r: the round, as the server counts.
             x: the model to start from.
-            clients: tags and samples, in the order in which they came.
+            clients: tags and samples, in the order in which they came; None for nobody, or where `use_records` was
+                given all of them.
             acknowledged: the last round that the server accepted, and the hash of its message.
 
         Returns:
             What is sent, as `finish_round` has it; errors are those of `begin_round` and `finish_round`.
 
         """
+        if clients is not None:
+            self._refuse_own_order()
         self.begin_round(r, x, acknowledged)
-        if self.pinned:
+        if self.pinned and clients is not None:
             self.take_many(clients)
         return self.finish_round()
 
@@ -617,6 +738,17 @@ class Learner:
             keep[OPEN_ROUND] = local.pack_open()
             body = Body(epoch=local.epoch, step=first, steps=len(steps), places=many if many > 1 else None)
             self.epochs.write_steps("steps", body, keep, tags=tags)
+
+    def _store_records(self, order: EpochRecords, count: int) -> None:
+        """Compute and store the next steps of a secret order; their clients' tags are stored already, all together."""
+        local, first = self.local, self.local.step
+        seeds = self._fresh_seeds(count)
+        local.prepare(seeds)
+        for step, seed in enumerate(seeds, first):
+            local.apply(self.steps.noisy_in_pieces(local, order.records(step), seed))
+            self.ledger.reached("step-computed")
+        keep = {secret_name(local.epoch, first): b"".join(seeds), OPEN_ROUND: local.pack_open()}
+        self.epochs.write_steps("steps", Body(epoch=local.epoch, step=first, steps=count), keep)
 
     def _fresh_seeds(self, count: int) -> list[bytes]:
         return [checked_seed(fresh_secret()) for _ in range(count)]

@@ -79,6 +79,10 @@ class NoisySum:
         """Count a noisy step."""
         self._prefix = Noised(self._prefix + noisy)
 
+    def replay(self, secret: bytes) -> None:
+        """Go over a step's noise once more, for a step whose noisy result is known."""
+        self.noise.step(self.row(self.noise.position, secret))
+
     def payload(self, epoch: int, round_: int, steps: int) -> Payload:
         """The bytes that may leave."""
         return encode(epoch, round_, steps, self.grid.step, self._prefix)
@@ -229,10 +233,6 @@ class LocalRounds(NoisySum):
         self._prefix, self.round, self.taken = message.prefix, message.round + 1, 0
         self.sealed = Release(message.epoch, message.round, Payload(payload), message.hash)
         self.sealed_model, self.pinned = sealed_model, None
-
-    def replay(self, secret: bytes) -> None:
-        """Go over a step's noise once more, for a step whose noisy result is known."""
-        self.noise.step(self.row(self.noise.position, secret))
 
     def pack_open(self) -> bytes:
         """All that the open round's steps have come to: how many, their sum, the local model."""

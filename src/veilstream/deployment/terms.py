@@ -104,6 +104,8 @@ class Terms:
             clients_per_step=prepared.clients,
             telemetry=telemetry,
             trust=plan.trust,
+            order=plan.order,
+            window=plan.window,
         )
         rounds = plan.learning.rounds
         if plan.learning.unbounded:
@@ -170,10 +172,7 @@ class Terms:
             "noise_law": NOISE_LAW,
             "program": program_digest(self.mechanism.program),
         }
-        as_stored: dict[str, Any] = json.loads(json.dumps(settings))
-        as_stored["digest"] = _digest(as_stored)
-        as_stored[_ADMITS] = self._admits()
-        return as_stored
+        return settings_digest(settings) | {_ADMITS: self._admits()}
 
     def _of_plan(self) -> dict[str, Any]:
         """Every key that the plan's tables mark as agreed, as a plan spells it."""
@@ -286,6 +285,8 @@ def _leaves(unlike: dict[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any
             yield name, (ours, theirs)
 
 
-def _digest(settings: dict[str, Any]) -> str:
-    text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+def settings_digest(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as JSON holds them, with the ``digest`` that stands for all of them."""
+    as_stored: dict[str, Any] = json.loads(json.dumps(settings))
+    text = json.dumps(as_stored, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return as_stored | {"digest": hashlib.sha256(text.encode()).hexdigest()}

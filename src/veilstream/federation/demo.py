@@ -33,6 +33,7 @@ from veilstream.plans.tasks import task_of
 from veilstream.progress import progress
 from veilstream.runs.released_model import ReleasedModel
 from veilstream.runs.tables import read_rounds
+from veilstream.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -88,11 +89,14 @@ class DemoResult:
             "Guarantee": self.guarantee,
             "Note": "; ".join(self.remarks),
             "Records": self.records,
-            "Federation": f"{self.learners} learners over {self.transport}, {self.rounds} rounds, "
-            f"{self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)",
+            "Federation": f"{counted(self.learners, 'learner')} over {self.transport}, "
+            f"{counted(self.rounds, 'round')}, {self.seconds_per_round:.2f} s each "
+            f"({self.seconds:.1f} s with starting)",
         }
         if self.scores is not None:
-            lines[self.scores.metric.capitalize()] = self.scores.text()
+            metric = "RMSE" if self.scores.metric == "rmse" else "Accuracy"
+            lines[metric] = self.scores.text()
+            lines["Learns?"] = "\n            try: ".join([self.scores.verdict.sentence, *self.scores.verdict.advice])
         lines["Ledgers"] = f"{self.learners} verified: {self.clients} clients, none more often than promised"
         lines["Model"] = self.model
         lines["Folder"] = self.folder
@@ -138,7 +142,7 @@ def _run_direct(folder: Path, sources: Mapping[str, str], rounds: int) -> None:
     try:
         for child in (server, *learners):
             child.start()
-        _log.info("a server and %d learners run; their logs are in %s", len(learners), folder / "logs")
+        _log.info("a server and %s run; their logs are in %s", counted(len(learners), "learner"), folder / "logs")
         _watch(folder, rounds, learners, lambda: server.running)
         if server.exit_code:
             raise _failed(server)

@@ -14,33 +14,44 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.files import write_file
+from veilstream.learning.judged import Judge, Judged
 from veilstream.learning.tasks import Task, TaskDetails
 from veilstream.plans.clients import learner_rows, stream_of
 from veilstream.plans.plan import Plan
-from veilstream.plans.records import label_unit
+from veilstream.plans.records import target_range
 from veilstream.records.cells import as_text
+from veilstream.simulation.final_figures import FinalFigures
+from veilstream.simulation.verdict import Verdict, Verdicts
 from veilstream.streams.pool import Stream
 from veilstream.streams.table_stream import TableStream
+from veilstream.wording import counted
+
+_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How well models do on people who did not take part."""
+    """How well models do on all records that no learner was given."""
 
     metric: str
     """accuracy, or rmse in the label's own units."""
     before: float
     after: float
     constant: float
-    """Of the best constant guess: the commonest label, or the mean."""
+    """Of a guess without a model: the commonest label of the records that were learned from, or their mean."""
+    guess: str
+    """That label, or "the mean"."""
+    rows: int
+    verdict: Verdict
+    figures: dict[str, Any]
+    """Of the last model, as summary.json of a simulation names them."""
 
     def text(self) -> str:
         """The scores in words."""
-        guess = "the commonest label" if self.metric == "accuracy" else "the mean"
         form = ".3f" if self.metric == "accuracy" else ".4g"
         return (
-            f"{self.before:{form}} before, {self.after:{form}} after, on clients who did not take "
-            f"part (always {guess}: {self.constant:{form}})"
+            f"{self.before:{form}} before, {self.after:{form}} after, on all {counted(self.rows, 'record')} that no "
+            f"learner was given (always {self.guess}: {self.constant:{form}})"
         )
 
 
@@ -83,22 +94,47 @@ class DemoData:
         return [str(path) for path in paths]
 
     def scores(self, task: Task, before: NDArray[Any], after: NDArray[Any]) -> Scores | None:
-        """Two models on held-out clients; None if a prediction is not one label or number."""
-        plan = self.plan
-        held = self.stream.held_out(plan.run.first_seed, plan.data.held_out, plan.learning.rounds - 1)
-        target = np.asarray(held.target, np.float64).ravel()
-        shape = TaskDetails.of(task).features_shape or np.shape(held.features)[1:]
-        features = np.asarray(held.features, np.float32).reshape(len(target), *shape)
-        first, last = (np.asarray(task.predict(x, features), np.float64) for x in (before, after))
-        if first.shape != target.shape:
+        """Two models on held-out clients, judged as a simulation's are; None where that cannot be."""
+        figures = FinalFigures.of(self.plan, task, self.stream, [self.plan.run.first_seed])
+        if figures is None:
             return None
-        if task.classifies:
-            common = float(np.unique(target, return_counts=True)[1].max()) / len(target)
-            right = float((first == target).mean()), float((last == target).mean())
-            return Scores("accuracy", *right, common)
-        unit = label_unit(plan)
-        error = (unit * float(np.sqrt(np.mean((x - target) ** 2))) for x in (first, last))
-        return Scores("rmse", next(error), next(error), float(target.std()) * unit)
+        first, last = (self._judged(task, figures.judges[0], x) for x in (before, after))
+        if first is None or last is None:
+            return None
+        ((label, constant),) = figures.constants
+        metric = "rmse" if figures.judges[0].labels is None else "accuracy"
+        begun, done, guessed = (float(getattr(one.quality, metric)) for one in (first, last, constant))
+        return Scores(
+            metric,
+            begun,
+            done,
+            guessed,
+            guess="the mean" if metric == "rmse" else f'"{label}"',
+            rows=len(figures.judges[0].rows.target),
+            verdict=Verdicts(self.plan, figures).of_deployed([last]),
+            figures=figures.figures([last]),
+        )
+
+    def _judged(self, task: Task, judge: Judge, model: NDArray[Any]) -> Judged | None:
+        """By what the task says in NumPy, in batches; None if that is not one label or number of each row."""
+        target, details = judge.rows.target, TaskDetails.of(task)
+        shape = details.features_shape or np.shape(judge.rows.features)[1:]
+        logits = details.logits if task.classifies else None
+        said: list[NDArray[Any]] = []
+        told: list[NDArray[Any]] = []
+        for first in range(0, len(target), _AT_ONCE):
+            some = np.asarray(judge.rows.features[first : first + _AT_ONCE], np.float32)
+            features = some.reshape(len(some), *shape)
+            said.append(np.asarray(task.predict(model, features), np.float64))
+            told += [] if logits is None else [np.asarray(logits(model, features), np.float64)]
+        predicted = np.concatenate(said)
+        if predicted.shape != target.shape:
+            return None
+        if judge.labels is not None and not np.isin(predicted, judge.labels.targets).all():
+            return None
+        if (known := target_range(self.plan)) is not None:
+            predicted = predicted.clip(*known)
+        return judge.model(predicted, np.concatenate(told) if told else None)
 
     def text(self) -> str:
         """What became of the rows; empty for made-up data."""

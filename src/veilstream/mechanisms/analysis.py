@@ -70,19 +70,45 @@ def column_norms_squared(program: NoiseProgram) -> Floats:
     return norms
 
 
+def band_entries(program: NoiseProgram, width: int) -> tuple[Floats, float]:
+    """Columns of C from their diagonal down, one a row, cut off after ``width`` entries, below which there is rounding.
+
+    Beside them the largest norm of what was cut off, of any column.
+    """
+    found = np.empty((program.horizon, width))
+    beyond = 0.0
+    for start, entries, left in _bands_backwards(program, width):
+        found[start : start + len(entries)] = entries
+        beyond = max(beyond, left)
+    return found, float(np.sqrt(max(beyond, 0.0)))
+
+
 def band_products(program: NoiseProgram, width: int, distances: Sequence[int]) -> tuple[Floats, float]:
     """Inner products of columns of C, cut off after ``width`` entries, below which there is rounding.
 
     Row i holds ⟨c_j, c_{j-d}⟩, with d the i-th of ``distances`` (each below ``width``), for every j
     (zero where j < d); beside them the largest norm of what was cut off, of any column.
     """
-    k, T, length = program.state_size, program.horizon, program.block_length
-    following = -(-(width + length - 1) // length)  # blocks that a column's entries reach into
+    T, length = program.horizon, program.block_length
     products = np.zeros((len(distances), T))
     beyond = 0.0
+    window = np.zeros((length + width, width))  # entries of this block's columns and the next ones
+    for start, entries, left in _bands_backwards(program, width):
+        own = len(entries)
+        beyond = max(beyond, left)
+        window = np.concatenate([entries, window[: length + width - own]])
+        for row, d in zip(products, distances, strict=True):
+            found = (window[:own, d:] * window[d : d + own, : width - d]).sum(axis=1)
+            row[start + d : start + d + own] = found[: max(0, T - start - d)]
+    return products, float(np.sqrt(max(beyond, 0.0)))
+
+
+def _bands_backwards(program: NoiseProgram, width: int) -> Iterator[tuple[int, Floats, float]]:
+    """Each block from the last: its first step, its columns' first entries, and the largest energy after them."""
+    k, length = program.state_size, program.block_length
+    following = -(-(width + length - 1) // length)  # blocks that a column's entries reach into
     later: list[tuple[Floats, Floats, Floats]] = []  # E, F and the energy after it, next first
     energy = np.zeros((k, k))
-    window = np.zeros((length + width, width))  # entries of this block's columns and the next ones
     place = np.arange(width)
     for first, M in _batches(program, backwards=True):
         own = M.shape[1] - k
@@ -97,15 +123,9 @@ def band_products(program: NoiseProgram, width: int, distances: Sequence[int]) -
             entries = np.stack([rows[j + place, j] for j in range(own)])
             for j in range(own):
                 left[j] += (rows[j + width :, j] ** 2).sum()
-            beyond = max(beyond, float(left.max()))
-            window = np.concatenate([entries, window[: length + width - own]])
-            start = program.span(first + i)[0]
-            for row, d in zip(products, distances, strict=True):
-                found = (window[:own, d:] * window[d : d + own, : width - d]).sum(axis=1)
-                row[start + d : start + d + own] = found[: max(0, T - start - d)]
+            yield program.span(first + i)[0], entries, float(left.max())
             later = [(E[i], F[i], energy), *later][:following]
             energy = E[i].T @ E[i] + F[i].T @ energy @ F[i]
-    return products, float(np.sqrt(max(beyond, 0.0)))
 
 
 def toeplitz_column(program: NoiseProgram) -> tuple[Floats, float] | None:

@@ -71,10 +71,10 @@ def banded(
     if not inverse:
         return _banded(T, b, part, normalise)
     kernel = _tune_inverse(T, b) if part.times == 1 else _tune_falling_inverse(T, b, part)
-    plain = Factorization("banded", T, _moving_average(kernel))
+    plain = Factorization("banded_inverse", T, _moving_average(kernel))
     if normalise is None:
         normalise = part.times == 1
-    return normalised(plain, "banded") if normalise else plain
+    return normalised(plain, plain.name) if normalise else plain
 
 
 def banded_inverse(

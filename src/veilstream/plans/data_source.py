@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
 from veilstream.records.sample import Sample
 from veilstream.streams.folder_table import names_many
-from veilstream.streams.intake import AlwaysReady, ClientSource, Observe, Offered, Wanted
+from veilstream.streams.intake import AlwaysReady, ClientSource, Observe, Offered, SomeRecords, SourceBookmark, Wanted
 from veilstream.streams.iterator_source import IteratorSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import LiveSource
@@ -32,10 +32,21 @@ class PlanSource(AlwaysReady):
                 "data", f"plan:{index}", f"a learner from 0 to {plan.learning.learners - 1}", "plan:0 is the first"
             )
         self._stream, self._index, self._seed = stream_of(plan), index, plan.run.first_seed
+        self._rounds = plan.learning.rounds
+        self.name = f"plan:{index}"
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """Offer the clients of this round."""
         observe(self._clients(round_))
+
+    def read_whole(self, since: Sequence[SourceBookmark]) -> Iterator[SomeRecords]:
+        """The clients of all rounds."""
+        for round_ in range(self._rounds):
+            yield SomeRecords([(tag, sample) for tag, sample, _ in self._clients(round_)])
+
+    def files_now(self) -> str:
+        """A plan's stream is the same whenever it is asked."""
+        return self.name
 
     def _clients(self, round_: int) -> Iterator[Offered]:
         batch = self._stream.round(self._seed, round_)
@@ -93,4 +104,4 @@ def open_file(
             f"`veilstream data check {path.name} --write --plan PLAN` proposes a [data] table",
         )
     reopen = partial(planned_table, path, plan, whole=whole, query=query, key=key)
-    return TableSource(reopen(), schema_of(plan), learner, whole=whole, reopen=reopen)
+    return TableSource(reopen(), schema_of(plan), learner, whole=whole, reopen=reopen, path=path)

@@ -180,6 +180,11 @@ class Plan(PlanTable):
         return self.privacy.order if self.privacy else "known"
 
     @property
+    def window(self) -> int | None:
+        """Beside a secret order, steps of a window whose records are used in the next; None for a whole epoch."""
+        return self.privacy.window if self.privacy else None
+
+    @property
     def trust(self) -> SumTrust | None:
         """Whom the promise counts on where the server sees only sums over learners; None where it sees each."""
         if self.privacy is None or self.privacy.trust == "each":

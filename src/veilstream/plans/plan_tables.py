@@ -25,7 +25,17 @@ class PrivacyPlan(PlanTable):
     """What the promise hides: whose record it was ("replace-one"), or whether there was one ("zero-out")."""
     order: Literal["known", "secret"] = agreed(default="known", silent_default=True)
     """Who may know at which step a record is used: "known" for anybody; "secret" where every record of an epoch chooses
-    its step at random and nobody outside the learner sees which, which needs less noise."""
+    its step at random and nobody outside the learner sees which, which needs less noise. The promise then rests on
+    that secret, too."""
+    window: int | None = agreed(
+        default=None,
+        ge=2,
+        hint="leave it out where records lie there before an epoch begins; try 20",
+        only_where=("order", "secret"),
+        silent_default=True,
+    )
+    """Steps of a window, for records that come while the run goes on: those of one window are used in the next, at a
+    step of their own choice, and the first window has none. The gain is that of so many steps, not of all."""
     trust: Literal["each", "sum"] = agreed(default="each", silent_default=True)
     """What the server sees: "each" learner's noisy sums, or only their "sum" over learners. Under "sum" the noise of
     `honest` learners together keeps ε, so each adds 1/√honest of it; whoever trusts none of them reads the floor, which

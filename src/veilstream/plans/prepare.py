@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.errors import InputError
 from veilstream.learning.algorithm import StepRule
 from veilstream.mechanisms import Factorization, StationaryFactorization, Workload, build
 from veilstream.mechanisms.registry import build_for
@@ -169,8 +168,6 @@ def warn_of_kept_noise(plan: Plan, method: MethodPlan) -> None:
 
 def prepare(plan: Plan, method: MethodPlan) -> Prepared:
     """Build the mechanism and calibrate it; a method of kind "auto" then chooses its steps."""
-    if plan.order == "secret":
-        raise InputError("privacy.order", "secret", "known: nothing accounts for a secret order yet", "remove it")
     learning, chooses = plan.learning, method.step_size is None
     if chooses:
         method = with_defaults(plan, method)
@@ -213,10 +210,14 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         participation=plan.participation,
         telemetry=plan.telemetry_of(method),
         trust=plan.trust,
+        order=plan.order,
+        window=plan.window,
     )
     guarantee = replace(guarantee, epochs=plan.epochs_per_person)
     kept = guarantee if method.method.private else None
     if not chooses:
         return Prepared(method, steps, clients, rule, factorization, std, kept, published)
     method, choice = choose_steps(plan, method, factorization, std)
+    if choice.outlook is not None and not choice.outlook.worth_it:
+        warnings.warn(f"{method.name}: {choice.outlook}", PlanNotice, stacklevel=2)
     return Prepared(method, steps, clients, rule, factorization, std, kept, published, choice)

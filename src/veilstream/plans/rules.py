@@ -69,6 +69,14 @@ def _metrics(plan: Plan) -> list[str]:
     return [] if plan.telemetry is None else list(plan.telemetry.metrics)
 
 
+def _secret(plan: Plan) -> bool:
+    return plan.order == "secret"
+
+
+def _steps_of_epoch(plan: Plan) -> int:
+    return plan.learning.rounds * plan.learning.local_steps
+
+
 def _sums(plan: Plan) -> bool:
     return plan.privacy is not None and plan.privacy.trust == "sum"
 
@@ -105,6 +113,30 @@ PLAN_RULES = (
         lambda plan: plan.data.kind not in (*_data_of_task(plan), "custom"),
         lambda plan: f'{_quoted(_data_of_task(plan))} or "custom" for task = "{plan.learning.task}"',
         lambda plan: f'kind = "{_data_of_task(plan)[0]}", or another task',
+    ),
+    Rule(
+        "privacy.participations",
+        lambda plan: _secret(plan) and plan.participation.times > 1,
+        '1 beside order = "secret": several visits of one person have no price there',
+        'participations = 1, or order = "known"',
+    ),
+    Rule(
+        "privacy.epochs_per_person",
+        lambda plan: _secret(plan) and plan.epochs_per_person > 1,
+        '1 beside order = "secret": several epochs of one person have no price there',
+        'epochs_per_person = 1, or order = "known"',
+    ),
+    Rule(
+        "learning.unbounded",
+        lambda plan: _secret(plan) and plan.learning.unbounded,
+        'false beside order = "secret": a record chooses among all steps of an epoch',
+        'rounds that you will not reach, or order = "known"',
+    ),
+    Rule(
+        "privacy.window",
+        lambda plan: _secret(plan) and plan.window and _steps_of_epoch(plan) % plan.window,
+        lambda plan: f"a divisor of {_steps_of_epoch(plan)}, the steps of an epoch (rounds x local_steps)",
+        lambda plan: f"window = {math.gcd(_steps_of_epoch(plan), plan.window or 1)}, or other rounds",
     ),
     Rule(
         "privacy.honest",

@@ -70,9 +70,9 @@ class GridNoise:
         self._scale = math.nextafter(std / grid.step, math.inf)  # V in units of the grid
         self._position = 0
         self._broken = False
-        # State and fresh draws below each other, as a block step takes them; and the next ones.
+        # State and fresh draws below each other, as a block step takes them; and a tile of the next ones.
         self._held = np.zeros((program.state_size + 1, dim))
-        self._next = np.empty_like(self._held)
+        self._next = np.empty((program.state_size + 1, min(dim, TILE)))
         self._cells = np.zeros(dim, np.int64)
         self._fraction = np.zeros(dim)
         self._normals = FineNormals(dim)
@@ -129,7 +129,7 @@ class GridNoise:
             for tile in self._draw(row, self._held[-1]):
                 self._advance(matrix, tile)
                 self._round(feed, row, tile, moved)
-        self._held, self._next = self._next, self._held
+                self._held[:, tile] = self._next[:, : tile.stop - tile.start]
         self._cells += moved
         self._position += 1
         self._broken = False
@@ -164,17 +164,19 @@ class GridNoise:
 
     def _advance(self, matrix: Floats, tile: slice) -> None:
         """Block step of a tile, in pieces that stay in cache."""
+        width = tile.stop - tile.start
         if len(matrix) == 1:
-            self._next[0, tile] = 0.0
+            self._next[0, :width] = 0.0
             return
-        for first in range(tile.start, tile.stop, _PIECE):
-            piece = slice(first, min(first + _PIECE, tile.stop))
-            advance(matrix, self._held[:, piece], out=self._next[:, piece])
+        held = self._held[:, tile]
+        for first in range(0, width, _PIECE):
+            piece = slice(first, min(first + _PIECE, width))
+            advance(matrix, held[:, piece], out=self._next[:, piece])
 
     def _round(self, feed: float, row: Row, where: slice, moved: Int64s) -> None:
         """Cells of (*), and what is left of it as fractions."""
         value, whole = self._scratch[:, : where.stop - where.start]
-        known, before = self._next[-1, where], self._fraction[where]
+        known, before = self._next[-1, : where.stop - where.start], self._fraction[where]
         np.multiply(self._held[-1, where], feed, out=value)
         np.add(value, known, out=value)
         np.add(value, before, out=value)

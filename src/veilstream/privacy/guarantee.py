@@ -53,6 +53,32 @@ class Order(_Choice):
     promise rests on that choice as on the noise (`privacy.secret_order`)."""
 
 
+SECRET_ORDER_THEOREM = (
+    "balls in bins: the pair mean_j N(c_j, s²·I), N(0, s²·I) dominates zero-out neighbours in both orders, for C >= 0 "
+    "(Choquette-Choo, Ganesh, Haque, Steinke and Thakurta 2024); replace-one by two hops over the record's absence"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretSteps:
+    """Among which steps a record chooses unseen, and how its promise was worked out (`privacy.secret_order`)."""
+
+    among: int
+    """How many steps, each as likely as any other."""
+    window: int | None
+    """Steps of a window whose records are used in the next one; None where the whole epoch is one."""
+    seed: int
+    """Of the sampling that bounds δ, for whoever repeats it; it protects nobody."""
+    draws: int
+    """How many certified the noise, in each order; 0 where it rests on none."""
+    failure_probability: float
+    """With which the bound may be wrong; charged to δ."""
+    first_hop: float
+    """Part of ε that replace-one neighbours spend on the first of two hops; 0 or 1 where there is one."""
+    epsilon_floor: float | None = None
+    """The ε of one learner's own noise where only sums are seen; else None."""
+
+
 class Trust(_Choice):
     """What the server sees of learners."""
 
@@ -187,8 +213,9 @@ class Guarantee:
     telemetry: Telemetry | None = None
     epochs: int = 1
     """In how many epochs one person may take part. Everything above is for one of them."""
-    order: Order = Order.KNOWN
-    """Who knows at which step a record is used."""
+    secret: SecretSteps | None = None
+    """Among which steps a record chooses where nobody outside knows its step; None where anybody may. `epsilon` then
+    rests on that secret as well, and `epsilon_if_order_known` does not."""
     trust: SumTrust | None = None
     """Whom it counts on where only sums over learners are seen; None where it counts on nobody. `epsilon` then needs
     them, and `floor_epsilon` does not."""
@@ -212,26 +239,62 @@ class Guarantee:
         return self.noise_std * (1.0 if self.trust is None else self.trust.gain)
 
     @property
+    def order(self) -> Order:
+        """Who knows at which step a record is used."""
+        return Order.KNOWN if self.secret is None else Order.SECRET
+
+    @property
     def curve(self) -> GaussianCurve:
-        """The exact curve of the Gaussian, every (ε, δ(ε)) at once; less the tail's share of δ."""
+        """The exact curve of the Gaussian, every (ε, δ(ε)) at once; less the tail's share of δ.
+
+        Raises:
+            InputError: beside a secret order, whose promise is worked out for one (ε, δ) and is no Gaussian's.
+
+        """
+        self._refuse_other_curves("curve")
+        return self.curve_if_order_known
+
+    @property
+    def curve_if_order_known(self) -> GaussianCurve:
+        """What holds even for somebody who knows at which step each record was used."""
         return GaussianCurve(self.sensitivity / self.hiding_std + self.arithmetic_mu)
+
+    @property
+    def epsilon_if_order_known(self) -> float:
+        """The ε of `curve_if_order_known`, at the same δ: what is left if the secret of the order comes out."""
+        known = self.curve_if_order_known
+        return known.epsilon(self.delta - self._tail(known.epsilon(self.delta)))
 
     @property
     def floor(self) -> GaussianCurve:
         """What one learner's own noise gives its clients, whoever colludes and whatever cryptography breaks."""
+        self._refuse_other_curves("floor")
         return GaussianCurve(self.sensitivity / self.noise_std + self.arithmetic_mu)
 
     @property
     def floor_epsilon(self) -> float:
-        """The ε of `floor`, at the same δ."""
+        """The ε of one learner's own noise, at the same δ."""
+        if self.secret is not None:
+            return self.epsilon if self.secret.epsilon_floor is None else self.secret.epsilon_floor
         return self.floor.epsilon(self.delta - self._tail(self.floor.epsilon(self.delta)))
+
+    def _refuse_other_curves(self, name: str) -> None:
+        if self.secret is not None:
+            raise InputError(
+                f"guarantee.{name}",
+                "order = secret",
+                "a known order: the promise of a secret one is worked out for one epsilon and delta",
+                "epsilon and delta; curve_if_order_known holds whoever knows the order",
+            )
 
     def _tail(self, epsilon: float) -> float:
         """What finite draws take of δ at an ε; never more than half of it."""
         return min(0.5 * self.delta, self.arithmetic_delta * (1.0 + math.exp(min(epsilon + 1.0, 700.0))))
 
     def epsilon_at(self, delta: float) -> float:
-        """The ε that this noise really gives at another δ."""
+        """The ε that this noise really gives at another δ; beside a secret order, at the guarantee's own δ alone."""
+        if self.secret is not None and delta == self.delta:
+            return self.epsilon
         return self.curve.epsilon(delta)
 
     def delta_at(self, epsilon: float) -> float:
@@ -251,6 +314,8 @@ class Guarantee:
     @property
     def epsilon_over_epochs(self) -> float:
         """The ε of all epochs together, at the same δ."""
+        if self.epochs == 1 and self.secret is not None:
+            return self.epsilon
         whole = self.over_epochs.epsilon(self.delta)
         tail = self.epochs * self.arithmetic_delta * (1.0 + math.exp(min(whole + 1.0, 700.0)))
         return self.over_epochs.epsilon(max(self.delta - tail, 0.5 * self.delta)) if tail else whole
@@ -298,7 +363,15 @@ class Guarantee:
             f"{steps} steps; {self.mechanism} noise with std {self.noise_std:.6g} at clip "
             f"norm {self.clip_norm:g}{several}{told} ({self.accounting.value} accounting)"
             f"{self._epochs_in_words() if self.epochs > 1 else ''}"
+            f"{'' if self.secret is None else self._order_in_words(self.secret)}"
             f"{'' if self.trust is None else self._trust_in_words(self.trust)}"
+        )
+
+    def _order_in_words(self, secret: SecretSteps) -> str:
+        where = f"all {secret.among} steps" if secret.window is None else f"the {secret.among} steps of the next window"
+        return (
+            f"; it rests on a secret, too: at which of {where} a record is used. If that comes out, "
+            f"({self.epsilon_if_order_known:.4g}, {self.delta:g})"
         )
 
     def _trust_in_words(self, trust: SumTrust) -> str:
@@ -333,10 +406,12 @@ class Guarantee:
             del plain["epochs"]
         else:
             plain["epsilon_over_epochs"] = self.epsilon_over_epochs
-        if self.order is Order.KNOWN:
-            del plain["order"]  # as guarantees were before there was a choice
+        if self.secret is None:
+            del plain["secret"]  # as guarantees were before there was a choice
         else:
             plain["order"] = self.order.value
+            plain["theorem"] = SECRET_ORDER_THEOREM
+            plain["epsilon_if_order_known"] = self.epsilon_if_order_known
         if self.trust is None:
             del plain["trust"]
         else:
@@ -347,10 +422,11 @@ class Guarantee:
         plain |= {
             "unit": self.unit,
             "adversary": self.adversary,
-            "mu": self.curve.mu,
             "epsilon_exact": self.epsilon_at(self.delta),
             "remarks": list(self.remarks),
         }
+        if self.secret is None:
+            plain["mu"] = self.curve.mu
         assert math.isfinite(plain["epsilon_exact"])
         return plain
 
@@ -375,6 +451,6 @@ class Guarantee:
             arithmetic_delta=float(plain["arithmetic_delta"]),
             telemetry=told and Telemetry(tuple(told["metrics"]), told["width"], told["loss_cap"]),
             epochs=int(plain.get("epochs", 1)),
-            order=Order(plain.get("order", Order.KNOWN)),
+            secret=SecretSteps(**plain["secret"]) if plain.get("secret") else None,
             trust=SumTrust(**plain["trust"]) if plain.get("trust") else None,
         )

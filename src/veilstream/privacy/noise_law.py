@@ -29,6 +29,9 @@ Sizes of the errors, with u = 2^-53, draws and states within `REACH` standard de
     |ρ| <= u·(k + 4)·Σ|output|·|S| + 6u·|feed|·REACH + |feed|·DRAW_ERROR + 8u/V   (fractions)
     |ε| <= u·(k + 2)·(Σ|F|·|S| + |entry|·REACH) + |entry|·DRAW_ERROR
 
+Under a secret order δ is no Gaussian's, and half of `mu` is charged at either end instead: the same bound between
+real and ideal draws of one world, given the record's step (`privacy.secret_order`).
+
 A draw or state beyond `REACH`, or a draw whose 384 bits run out, has probability at most `delta`
 over all steps and coordinates; it is charged to δ, in both worlds.
 """
@@ -46,9 +49,9 @@ from veilstream.mechanisms.factorization import Factorization
 from veilstream.mechanisms.participation import Participation
 from veilstream.mechanisms.program import DRAW_ERROR, ENDLESS, NoiseProgram
 from veilstream.mechanisms.unbounded import StationaryFactorization
-from veilstream.privacy.calibration import calibrate
+from veilstream.privacy.calibration import calibrate, reach_of, secret_noise
 from veilstream.privacy.grid import Grid, grid_for
-from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, SumTrust
+from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, Order, SumTrust
 from veilstream.privacy.sums import sum_tail
 from veilstream.privacy.telemetry import Telemetry
 
@@ -124,6 +127,8 @@ def calibrate_release(
     clients_per_step: int = 1,
     telemetry: Telemetry | None = None,
     trust: SumTrust | None = None,
+    order: Order | str = Order.KNOWN,
+    window: int | None = None,
 ) -> ReleaseNoise:
     """Least noise that keeps the budget for what is really sent, arithmetic included (see `calibrate`).
 
@@ -142,16 +147,21 @@ def calibrate_release(
         "clients_per_step": clients_per_step,
         "telemetry": telemetry,
         "trust": trust,
+        "order": order,
+        "window": window,
     }
     if isinstance(stepwise, StationaryFactorization) and stepwise.horizon == ENDLESS:
         _, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]
         stepwise = stepwise.limited(_affordable(stepwise, asked, coordinates))
     std, asked = calibrate(budget, stepwise, clip_norm, **options)  # type: ignore[arg-type]
     scale = std / grid_for(clip_norm, std, clients_per_step).step
+    secretly = Order.of(order) is Order.SECRET
     column = None if stepwise.program.endless else math.sqrt(float(stepwise.column_norms_squared().max()))
     charge = charge_for(stepwise.program, coordinates, scale, column)
     if trust is not None:
         charge = _charge_of_sums(charge, trust, stepwise, coordinates, scale, column)
+    if secretly:
+        return _under_secret_order(budget, stepwise, asked, charge)
     tail = charge.delta * (1.0 + math.exp(min(asked.epsilon, 700.0)))
     if not tail < 0.5 * asked.delta:
         raise InputError(
@@ -176,6 +186,26 @@ def calibrate_release(
         gaussian, delta=asked.delta, noise_std=std, arithmetic_mu=charge.mu, arithmetic_delta=charge.delta
     )
     return ReleaseNoise(stepwise, std, grid_for(clip_norm, std, clients_per_step), promised, charge)
+
+
+def _under_secret_order(budget: Budget, stepwise: Factorization, asked: Guarantee, charge: Charge) -> ReleaseNoise:
+    """The chain of three hops of `privacy.secret_order`: at either end half the charge, in between the ideal mixture.
+
+    ``charge`` was worked out at ``asked``, which is the noise unless arithmetic needs more of the budget set aside.
+    """
+
+    def of(std: float) -> tuple[float, float]:
+        return 0.5 * charge.mu, charge.delta
+
+    reach = reach_of(
+        stepwise, asked.clip_norm, asked.neighbours, asked.participation, asked.clients_per_step, asked.telemetry
+    )
+    assert asked.secret is not None
+    std, secret = secret_noise(budget, stepwise, reach, asked.accounting, asked.trust, asked.secret.window, of)
+    promised = dataclasses.replace(
+        asked, noise_std=std, secret=secret, arithmetic_mu=charge.mu, arithmetic_delta=charge.delta
+    )
+    return ReleaseNoise(stepwise, std, grid_for(asked.clip_norm, std, asked.clients_per_step), promised, charge)
 
 
 def _charge_of_sums(

@@ -63,6 +63,11 @@ class Admission:
                 found[place] = Sample(usual[row], kept[row])
         return found
 
+    def from_arrays(self, features: NDArray[np.float32], targets: NDArray[Any]) -> list[Sample]:
+        """Samples that were admitted before and kept as arrays, a row for each."""
+        kept: NDArray[Any] = targets.astype(self._target_type)
+        return [Sample(row, kept[place]) for place, row in enumerate(features)]
+
     def _is_plain(self, sample: object) -> bool:
         if not isinstance(sample, tuple) or not 2 <= len(sample) <= 3:
             return False

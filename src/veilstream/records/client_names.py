@@ -33,7 +33,10 @@ def client_name(told: object) -> str | None:
     if isinstance(told, numbers.Integral):
         told = _digits(int(told))
     elif isinstance(told, numbers.Real | Decimal):
-        number = float(told)
+        try:
+            number = float(told)
+        except (ValueError, ArithmeticError):  # a signalling NaN, a fraction beyond all bounds
+            return None
         whole = abs(number) < _EXACT and number == told and number.is_integer()
         told = str(int(number)) if whole else ""
     if not isinstance(told, str) or not 0 < len(told) <= LONGEST_NAME:

@@ -59,6 +59,16 @@ def chosen_steps(secret: bytes, tags: Sequence[bytes], steps: int) -> NDArray[np
     return found
 
 
+def simulated_secret(seed: int, learner: int) -> bytes:
+    """A learner's secret in a simulation; it protects nobody, and no deployed learner can be given it."""
+    return hashlib.sha256(b"veilstream simulated order\0" + repr((int(seed), int(learner))).encode()).digest()
+
+
+def simulated_tag(position: int) -> bytes:
+    """The tag of the record that a simulated learner would meet at this place, from 0, in a known order."""
+    return b"simulated record %d" % position
+
+
 def _drawn_again(secret: bytes, tag: bytes, steps: int) -> int:
     limit = (1 << _WORD_BITS) - (1 << _WORD_BITS) % steps
     digest = hmac.digest(secret, _PURPOSE + tag, "sha256")

@@ -23,6 +23,7 @@ from veilstream.plans.prepare import Prepared
 from veilstream.simulation.final_figures import FinalFigures
 
 _BLIND = 0.1  # recall below which a label is hardly ever given
+_RARE = 0.75  # of an even share of the labels: below it, weights would change what a model says
 _RANKS = 0.6  # AUC from which a model is said to rank records
 _FALLING = 0.002  # share of the loss that the last quarter of the rounds still gained
 
@@ -76,6 +77,11 @@ class Verdicts:
             advice += self._on_learning(main, [other for other in others if other.judged is not None])
         return Verdict(found.better, found.sentence, tuple(advice))
 
+    def of_deployed(self, judged: list[Judged]) -> Verdict:
+        """On models that learners made; no other method ran, so advice is on labels alone."""
+        found = self.of(judged)
+        return Verdict(found.better, found.sentence, tuple(self._on_labels(judged)))
+
     def _against(self, judged: list[Judged]) -> tuple[Comparison, Comparison | None]:
         figures = self._figures
         constants = [constant for _, constant in figures.constants]
@@ -107,7 +113,7 @@ class Verdicts:
             also.append("recall " + ", ".join(f"{name} {share:.2f}" for name, share in recall.items()))
         elif recall:
             least = min(recall, key=lambda name: recall[name])
-            also.append(f"lowest recall {least} {recall[least]:.2f}")
+            also.append(f'lowest recall {recall[least]:.2f} ("{least}")')
         return f'{_than(gained)} always "{label}": {how}; ' + ", ".join(also)
 
     def _numbers(self, judged: list[Judged], gained: Comparison) -> str:
@@ -130,11 +136,13 @@ class Verdicts:
         return found
 
     def _on_labels(self, judged: list[Judged]) -> list[str]:
-        """Advice where a model ranks records, and hardly ever gives some label."""
-        if self._figures.judges[0].labels is None:
+        """Advice where a model ranks records, and hardly ever gives some label that is rarer than others."""
+        if (labels := self._figures.judges[0].labels) is None:
             return []
         area = _mean([one.quality for one in judged], "auc")
-        blind = [name for name, share in self._recall(judged).items() if share < _BLIND]
+        truth = np.concatenate([judge.truth for judge in self._figures.judges])
+        rare = {name for k, name in enumerate(labels.names) if np.mean(truth == k) < _RARE / len(labels.names)}
+        blind = [name for name, share in self._recall(judged).items() if share < _BLIND and name in rare]
         if not blind or not area >= _RANKS:
             return []
         named = ", ".join(f'"{name}"' for name in blind[:4])

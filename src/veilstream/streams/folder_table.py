@@ -172,6 +172,11 @@ class FolderTable(Table):
                         f"its first {block.first + place + 1} rows were read as {other}: give new records only",
                     )
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that are there now, in order."""
+        return [path for _, path in self._files()]
+
     def _files(self) -> list[tuple[str, Path]]:
         """Name in the folder, and path, of each file that is a table, in order."""
         wanted = (path for path in self._all() if path.name.endswith(SUFFIXES) or not self._path.is_dir())

@@ -11,12 +11,14 @@ used (``sample`` None): it takes its step with a zero gradient, so what the serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from veilstream.records.admission import Answer
 from veilstream.records.sample import Sample
+
+_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,48 @@ class ClientSource(Protocol):
 
     def serve(self, round_: int, observe: Observe, wanted: Wanted) -> None:
         """Offer clients for this round until no more are wanted, or none comes."""
+
+
+class SomeRecords(NamedTuple):
+    """Records that follow each other in a source that is all there."""
+
+    clients: Sequence[tuple[str | bytes, Sample | None]]
+    """Tags, and records; None for one that cannot be used."""
+    behind: Callable[[int], SourceBookmark] | None = None
+    """Where the source stands behind so many of them; None if it has no bookmarks."""
+
+
+@runtime_checkable
+class WholeSource(Protocol):
+    """Records that are all there before an epoch begins, as a secret order needs them."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    def read_whole(self, since: Sequence[SourceBookmark]) -> Iterator[SomeRecords]:
+        """Every record behind these bookmarks, in the source's order; the same whenever it is asked."""
+
+    def files_now(self) -> str:
+        """Changes whenever somebody writes to the source; empty where that cannot be told without reading it."""
+
+
+class GivenRecords:
+    """Pairs of a tag and a record that are in memory."""
+
+    name = "the records that were given"
+
+    def __init__(self, clients: Sequence[tuple[str | bytes, Sample | None]]) -> None:
+        self._clients = clients
+
+    def read_whole(self, since: Sequence[SourceBookmark]) -> Iterator[SomeRecords]:
+        """All of them: nothing says how far they were read before."""
+        for first in range(0, len(self._clients), _AT_ONCE):
+            yield SomeRecords(self._clients[first : first + _AT_ONCE])
+
+    def files_now(self) -> str:
+        """They have no file."""
+        return ""
 
 
 class AlwaysReady:

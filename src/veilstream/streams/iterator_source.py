@@ -3,9 +3,10 @@
 A record is a mapping of the plan's columns, as a row of a table, or a pair (person, sample).
 
 The function is called with how many records this learner has consumed so far, across restarts, by its ledger: a
-stream that can be read again yields from there on. One that deletes what it hands out may ignore it. For a record
-that cannot be used it yields (person, None), or the row as it is, which takes its step with a zero gradient; it must
-not raise, since an iterator that has raised is at its end.
+stream that can be read again yields from there on. One that deletes what it hands out may ignore it. Whatever it
+yields takes a step: a record that cannot be used ((person, None), a row as it is, or what is no record at all) with a
+zero gradient, and one that names nobody as a client of its own. It must not raise, since an iterator that has raised is
+at its end.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 
 from veilstream.errors import InputError
 from veilstream.records.admission import Admission
-from veilstream.records.sample import Sample
-from veilstream.records.schema import Encoded, RecordSchema
+from veilstream.records.client_names import LONGEST_NAME, client_name
+from veilstream.records.schema import Encoded, RecordSchema, Refusal
 from veilstream.streams.intake import Offered, SourceBookmark
 from veilstream.streams.waiting_source import WaitingRecord, WaitingSource
 
@@ -93,9 +94,7 @@ class IteratorSource(WaitingSource):
         try:
             for given in self._make(self._consumed):
                 self._consumed += 1
-                tag, sample = self._encoded(given) if isinstance(given, Mapping) else given
-                if tag is None:
-                    continue
+                tag, sample = self._encoded(given)
                 if self.admission is not None and self.admission.admitted(sample) is None:
                     self._refuse(self.admission)
                     sample = None
@@ -109,14 +108,20 @@ class IteratorSource(WaitingSource):
             self._no_more = True
             self._changed.notify_all()
 
-    def _encoded(self, row: Mapping[str, object]) -> tuple[str | None, Sample | None]:
-        """Whose record it is, and its sample if it can be used."""
-        if self.schema is None:
-            raise InputError("data", self.name, "(person, sample) pairs, since [data] has no columns", 'kind = "table"')
-        found = self.schema.encode(row, row_name=f"{self.name}:{self._consumed}")
-        if isinstance(found, Encoded):
-            return found.client, found.sample
-        return found.client, None  # None for a row of empty cells alone, which is skipped
+    def _encoded(self, given: object) -> tuple[str | bytes, Any]:
+        """Whose record it is, and its sample if there is one."""
+        nobody = f"{self.name}:{self._consumed}"
+        if isinstance(given, Mapping):
+            if self.schema is None and self._consumed == 1:
+                rule = "(person, sample) pairs, since [data] has no columns"
+                raise InputError("data", self.name, rule, 'kind = "table"')
+            found = Refusal("not readable") if self.schema is None else self.schema.encode(given, row_name=nobody)
+            return found.client or nobody, found.sample if isinstance(found, Encoded) else None
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            return nobody, None
+        who, sample = given
+        named = who if isinstance(who, bytes) and 0 < len(who) <= LONGEST_NAME else client_name(who)
+        return named or nobody, sample
 
     def _refuse(self, admission: Admission) -> None:
         """Warn at the first, the tenth, the hundredth ... record that cannot be used."""

@@ -8,6 +8,7 @@ A query without a key is run again whole after each change of the file, and what
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -15,7 +16,7 @@ import logging
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ _LOOK_BACK_S = 60.0  # between two counts of the rows behind
 _ROWIDS = ("rowid", "_rowid_", "oid")
 _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _NO_FUNCTIONS = {"load_extension", "fts3_tokenizer"}  # both can run code that the query or the file names
+_OF_ONE_ROW = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
+"""Of a query that began: what it computes cannot be computed of some row (json_extract of no JSON)."""
 
 
 def sqlite_table(path: Path, query: str | None = None, key: str | None = None) -> Table:
@@ -43,8 +46,7 @@ def sqlite_table(path: Path, query: str | None = None, key: str | None = None) -
             way_out = 'key = "id" in [data], or --key: a column that only grows'
             raise InputError("data.key", None, f"a column that orders the rows of {path.name}", way_out)
         return KeyedTable(path, source, _quoted(key) if key not in _ROWIDS else key)
-    inner = f"(\n{query.strip().rstrip(';')}\n)"  # a comment at its end ends there
-    return QueriedTable(path, query) if key is None else KeyedTable(path, inner, _quoted(key))
+    return QueriedTable(path, query) if key is None else KeyedTable(path, _in_brackets(query), _quoted(key))
 
 
 @contextmanager
@@ -75,6 +77,7 @@ def _unreadable(path: Path, error: sqlite3.Error) -> InputError:
         "SQLITE_BUSY": "a writer holds its lock; it is read again at the next round",
         "SQLITE_CANTOPEN": "check the path; a file in WAL mode also needs its folder to be writable, or its -wal and "
         "-shm files to be there",
+        "SQLITE_ERROR": "the query fails on some row: name a key (data.key, --key), then that row alone is refused",
     }.get(why, "the file is damaged or busy: copy it again")
     return InputError("data", path.name, f"rows that can be read to the end ({why})", way_out)
 
@@ -114,6 +117,10 @@ def _only_table(path: Path) -> tuple[str, str | None]:
     return table, rowid or (primary[0] if len(primary) == 1 else None)
 
 
+def _in_brackets(query: str) -> str:
+    return f"(\n{query.strip().rstrip(';')}\n)"  # a comment at its end ends there
+
+
 def _quoted(name: str) -> str:
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
@@ -143,15 +150,55 @@ class KeyedTable(Table):
             self._check_key(key)
             self._key = key
             self._given.append(key)
-            yield dict(zip(self.columns, cells, strict=True))
+            yield dict(zip(self.columns, cells, strict=True)) if cells else None
         self._look_back()
 
     def _fetch(self) -> bool:
         where, least = ("", ()) if self._key is None else (f"WHERE {self._by} > ?", (self._key,))
         query = f"SELECT {self._by}, q.* FROM {self._source} AS q {where} ORDER BY {self._by} LIMIT {_AT_ONCE}"
         with _opened(self._path) as db:
-            self._fetched += db.execute(query, least).fetchall()
+            try:
+                self._fetched += db.execute(query, least).fetchall()
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode not in _OF_ONE_ROW:
+                    raise
+                self._fetched += self._one_by_one(db, where, least)
         return bool(self._fetched)
+
+    def _one_by_one(self, db: sqlite3.Connection, where: str, least: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """The next rows, of which one at least cannot be computed: it is its key alone."""
+        keys = f"SELECT {self._by} FROM {self._source} AS q {where} ORDER BY {self._by} LIMIT {_AT_ONCE}"
+        query = f"SELECT {self._by}, q.* FROM {self._source} AS q WHERE {self._by} BETWEEN ? AND ? ORDER BY {self._by}"
+        parts = deque([[key for (key,) in db.execute(keys, least)]])
+        while parts:
+            some = parts.popleft()
+            try:
+                yield from db.execute(query, (some[0], some[-1])).fetchall() if some else ()
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode not in _OF_ONE_ROW:
+                    raise
+                half = len(some) // 2
+                if half:
+                    parts.extendleft([some[half:], some[:half]])
+                else:
+                    yield (some[0],)
+
+    def _digest_to(self, key: Any) -> tuple[int, str]:
+        """How many rows there are up to a key, and their digest."""
+        query = f"SELECT q.* FROM {self._source} AS q WHERE {self._by} <= ?"
+        with _opened(self._path) as db:
+            try:
+                return _digested(self.columns, db.execute(query, (key,)))
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode not in _OF_ONE_ROW:
+                    raise
+            where, least = f"WHERE {self._by} <= ?", [key]
+            count, said, digest = 0, f"{0:032x}", RowDigest()
+            while some := list(self._one_by_one(db, where, least)):
+                rows = [dict(zip(self.columns, cells, strict=True)) if cells else None for _, *cells in some]
+                count, said = count + len(rows), digest.add(rows)[-1]
+                where, least = f"WHERE {self._by} > ? AND {self._by} <= ?", [some[-1][0], key]
+        return count, said
 
     def _check_key(self, key: object) -> None:
         if not isinstance(key, int | float | str) or key == self._key:
@@ -193,9 +240,7 @@ class KeyedTable(Table):
                 f"the table or query by which {counted(bookmark.rows, 'row')} of it were read before",
                 "go on with that one; another one needs a file name of its own (a link will do)",
             )
-        query = f"SELECT q.* FROM {self._source} AS q WHERE {self._by} <= ?"
-        with _opened(self._path) as db:
-            there, said = _digested(self.columns, db.execute(query, (key,)))
+        there, said = self._digest_to(key)
         self._key, self.bookmark, self._digest = key, bookmark, RowDigest(bookmark.digest)
         self._said = bookmark.rows - there
         if said != bookmark.digest:
@@ -288,10 +333,20 @@ def _as_it_is(path: Path) -> tuple[object, ...]:
     return tuple(found)
 
 
+def _run_at_all(db: Any, query: str) -> Any:
+    """Where only what the first row says makes a query fail, its columns are known all the same."""
+    try:
+        return db.execute(query)
+    except sqlite3.Error as error:
+        with contextlib.suppress(sqlite3.Error):
+            return db.execute(f"SELECT * FROM {_in_brackets(query)} LIMIT 0")
+        raise error from None
+
+
 def _columns(db: Any, query: str) -> tuple[str, ...]:
     """Names of a query's columns; refuses one that cannot be run."""
     try:
-        cursor = db.execute(query)
+        cursor = _run_at_all(db, query)
     except Exception as error:  # drivers raise their own kinds
         denied = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH
         why = f"{error} (of a SQLite file, a query may read and do nothing else)" if denied else str(error)

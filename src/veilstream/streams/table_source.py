@@ -2,23 +2,27 @@
 
 A row becomes a sample by the plan's schema, or is refused for a reason that is counted here only. A refused row
 of a named client is handed over without a sample and takes its step; a row that names nobody, or that cannot be read
-as cells, stands for a client of its own. Blank rows, and rows that name no learner, are skipped. Rows are read ahead
+as cells, stands for a client of its own. So does one of which cannot be said which learner's it is, at every learner
+that reads it. Blank rows, and rows of other learners, are skipped. Rows are read ahead
 of the round that uses them; each is handed over together with the bookmark behind it.
 """
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from veilstream.errors import InputError
 from veilstream.records.cells import TimeOrder, as_text, is_missing, time_of
 from veilstream.records.encoded_group import encode_group
 from veilstream.records.schema import Encoded, RecordSchema, Refusal
 from veilstream.streams.folder_table import FolderTable
-from veilstream.streams.intake import MayTake, Observe, Offered, SourceBookmark, Wanted
+from veilstream.streams.intake import MayTake, Observe, Offered, SomeRecords, SourceBookmark, Wanted
 from veilstream.streams.table import MANY_ROWS, Block, Bookmark, Cells, Table
 from veilstream.streams.tables import check_columns
 
@@ -78,6 +82,7 @@ class TableSource:
         learner: this learner's name; rows with another name in the schema's column of learners are skipped.
         whole: whether nothing is appended any more, so that the last records are no reason to wait for others.
         reopen: the same table from its beginning, for whoever looks at it before it is read.
+        path: where it lies, so that a change of it can be seen without reading it.
 
     """
 
@@ -89,8 +94,10 @@ class TableSource:
         *,
         whole: bool = False,
         reopen: Callable[[], Table] | None = None,
+        path: Path | None = None,
     ) -> None:
         check_columns(table, schema.columns)
+        self._path, self._read_at_once = path, False
         self.table, self.schema, self.reopen = table, schema, reopen
         self._whole = whole
         self.least_at_last: int | None = None  # of people who begin a round once no others can come; None: as ever
@@ -113,8 +120,51 @@ class TableSource:
     @property
     def rows_left(self) -> int | None:
         """About how many rows are still to come, where the table can tell."""
+        if self._read_at_once:
+            return None
         left = self.table.rows_left
         return None if left is None else left + len(self._held)
+
+    @property
+    def name(self) -> str:
+        """The table's."""
+        return self.table.name
+
+    def read_whole(self, since: Sequence[SourceBookmark]) -> Iterator[SomeRecords]:
+        """This learner's clients in every row behind these bookmarks; counts them anew."""
+        if self.reopen is None:
+            raise InputError("reopen", None, "a way to read the table again", "TableSource(..., reopen=...)")
+        self._read_at_once, table, counts = True, self.reopen(), RowCounts()
+        table.resume({mark.source: mark.text for mark in since})
+        try:
+            for block in table.blocks(most=MANY_ROWS):
+                clients, places = [], []
+                for place, record in enumerate(self._encoded(block, table)):
+                    counts.add(record)
+                    if record is not None and record.client is not None:
+                        clients.append((record.client, record.sample if isinstance(record, Encoded) else None))
+                        places.append(place)
+                places.append(len(block.rows))  # behind all of them: behind the block's other rows, too
+                yield SomeRecords(clients, partial(_behind, block, places))
+        finally:
+            self.counts.rows, self.counts.other_learners = counts.rows, counts.other_learners
+            self.counts.refused, self.counts.clamped = counts.refused, counts.clamped
+
+    def files_now(self) -> str:
+        """Names, sizes and times of its files."""
+        paths = [self._path] if self._path is not None else []
+        if isinstance(self.table, FolderTable):
+            paths = self.table.files
+        elif self._path is not None:  # SQLite writes to a second file first
+            paths += [each for each in [self._path.with_name(self._path.name + "-wal")] if each.exists()]
+        told = []
+        for path in paths:
+            try:
+                about = path.stat()
+                told.append([str(path), about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns])
+            except OSError:
+                told.append([str(path)])
+        return json.dumps(told) if told else ""
 
     def resume(self, bookmarks: list[SourceBookmark]) -> None:
         """Continue after what was read under this table's name."""
@@ -191,18 +241,19 @@ class TableSource:
         self._held += (_Item(record, block.mark(place)) for place, record in enumerate(self._encoded(block)))
         return True
 
-    def _encoded(self, block: Block) -> list[Encoded | Refusal | None]:
+    def _encoded(self, block: Block, table: Table | None = None) -> list[Encoded | Refusal | None]:
         """What became of each row; None for another learner's."""
-        table, column = self.table, self._learner_column
+        table, column = table or self.table, self._learner_column
         found: list[Encoded | Refusal | None] = [None] * len(block.rows)
         mine: list[int] = []
+        nobodys: list[int] = []
         for place, cells in enumerate(block.rows):
             if column is None:
                 mine.append(place)
             elif cells is None:  # whose it is cannot be read either
-                found[place] = Refusal("not readable")
+                found[place] = Refusal("not readable", client=block.name(place))
             elif is_missing(cells.get(column, self._learner)):
-                found[place] = Refusal("missing", column)
+                nobodys.append(place)
             elif _is_of(cells, self.schema, self._learner):
                 mine.append(place)
         group = encode_group(
@@ -213,7 +264,15 @@ class TableSource:
         )
         for number, place in enumerate(mine):
             found[place] = group.record(number)
+        for place in nobodys:
+            said = self.schema.encode(block.rows[place] or {}, row_name=block.name(place))
+            found[place] = Refusal("missing", column or "", client=said.client)
         return found
+
+
+def _behind(block: Block, places: Sequence[int], clients: int) -> SourceBookmark:
+    """Behind so many of the clients in these rows: in front of the next one's row."""
+    return block.mark(max(0, places[clients] - 1))
 
 
 def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool:

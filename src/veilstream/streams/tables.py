@@ -6,15 +6,17 @@ bookmark in a growing file or tell an unclosed quote from a long cell.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from veilstream.errors import InputError, MissingExtra
 from veilstream.streams.csv_table import CsvTable
 from veilstream.streams.growing_file import check_plain_file, is_broken_text, text_lines
 from veilstream.streams.sqlite_table import sqlite_table
 from veilstream.streams.table import Cells, Table, check_names
-from veilstream.strict_json import InvalidJson, read_json
+from veilstream.strict_json import UNREADABLE, InvalidJson, is_nested_deep, read_json
 from veilstream.wording import counted
 
 _SHOWN = 40  # names of columns that an error lists at most
@@ -111,7 +113,7 @@ def _json_object(line: str) -> Cells | None:
         held = None if is_broken_text(line) else read_json(line, finite=False)
     except InvalidJson:
         return None
-    return held if isinstance(held, dict) else None
+    return held if isinstance(held, dict) and not is_nested_deep(held) else None
 
 
 class RowsTable(Table):
@@ -137,8 +139,25 @@ def _arrow_table(path: Path) -> Table:
     except Exception as error:  # Arrow raises many kinds
         raise InputError("data", path.name, f"a file of kind {kind}", str(error)) from error
     check_names(path.name, columns)
-    rows = (row for batch in dataset.to_batches(batch_size=4096) for row in batch.to_pylist())
+    rows = (row for batch in dataset.to_batches(batch_size=4096) for row in _rows_of(batch))
     return RowsTable(_without_quoting(rows, path.name), path.name, columns)
+
+
+def _rows_of(batch: Any) -> list[Cells]:
+    """A batch's rows; a cell that Python cannot hold spoils its own record alone."""
+    try:
+        rows: list[Cells] = batch.to_pylist()
+    except Exception:  # a text that is no UTF-8, a day in the year 20000
+        columns = [[_cell_of(cell) for cell in column] for column in batch.columns]
+        rows = [dict(zip(batch.schema.names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    return rows
+
+
+def _cell_of(cell: Any) -> object:
+    for read in (cell.as_py, lambda: cell.cast("string").as_py()):
+        with contextlib.suppress(Exception):  # whatever the cell holds
+            return read()
+    return UNREADABLE
 
 
 def _without_quoting(rows: Iterator[Cells], name: str) -> Iterator[Cells]:

@@ -44,6 +44,8 @@ class Standing:
     study: bool = False
     """Whether an audit's or a study's learner began it."""
     run: str | None = None
+    ordered: bool = False
+    """Whether all clients of an epoch with a secret order are written down, and its files are bound to it."""
     steps: int = 0
     rounds: int = 0
     """Rounds that are sealed."""
@@ -76,6 +78,8 @@ class Standing:
         match kind:
             case "join":
                 return replace(now, run=body.run)
+            case "ordered":
+                return replace(now, ordered=True)
             case "pin":
                 known = now if body.acknowledged is None else now._has(body.acknowledged[0])
                 return replace(known, pinned=body.x)

@@ -48,7 +48,7 @@ class Status:
     ended: bool
     """Whether the epoch is over and its secrets are destroyed."""
     secrets: int
-    """Seeds and snapshots that the store still holds."""
+    """Seeds, snapshots and secrets of an order that the store still holds."""
     guarantee: Guarantee | None
     witnessed: int
     """Records that the witness has seen."""
@@ -152,13 +152,13 @@ def _status(db: Any, chain: Chain, store: Path, where: Path) -> Status:
         head=chain.head.hex(),
         epoch=None if settings is None else standing.epoch,
         round=standing.rounds,
-        rounds=None if settings is None else settings["rounds"],
+        rounds=None if settings is None else settings.get("rounds"),
         pinned=standing.pinned is not None and not standing.between,
         steps=standing.steps,
         clients=clients_of(db),
         acknowledged=standing.acknowledged,
         ended=standing.ended,
-        secrets=sum(name.startswith(("seed/", "snapshot")) for name in chain.kept),
+        secrets=sum(name.startswith(("seed/", "snapshot", "order/secret")) for name in chain.kept),
         guarantee=Guarantee.from_dict(promised) if promised else None,
         witnessed=_last_witnessed(where),
     )

@@ -18,6 +18,10 @@ from veilstream.streams.table_source import LookAhead, TableSource, check_not_re
 _log = logging.getLogger(__name__)
 
 FIRST_RECORDS = 200
+_COPIES = (
+    "%s is new, but other files were read before. Records of those files that stand here among changed, missing or "
+    "inserted rows cannot be recognised and would count as further visits: give new records only"
+)
 _FEW_OF_ONE_CLASS = 20  # fewer of one class may be chance
 _MANY_CLAMPED = 0.05  # share of cells outside the plan's range that is worth a line
 
@@ -27,11 +31,7 @@ def resume_file(source: TableSource, plan: Plan, marks: list[SourceBookmark], *,
     assert source.reopen is not None
     copies = check_not_read_before(source.reopen(), marks)
     if copies and (plan.participation.times > 1 or source.schema.client == EACH_ROW):
-        _log.warning(
-            "%s is new, but other files were read before. Records of those files that stand here among changed, "
-            "missing or inserted rows cannot be recognised and would count as further visits: give new records only",
-            source.table.name,
-        )
+        _log.warning(_COPIES, source.table.name)
     source.resume(marks)
     for notice in source.table.notices:
         _log.info("%s", notice)
@@ -49,6 +49,18 @@ def resume_file(source: TableSource, plan: Plan, marks: list[SourceBookmark], *,
                 rows,
                 source.schema.time,
             )
+
+
+def look_at_whole(source: TableSource, plan: Plan, marks: list[SourceBookmark], *, learner: str) -> None:
+    """The same where all records are taken at once, in an order that the file has no part in: nothing is read on."""
+    assert source.reopen is not None
+    copies = check_not_read_before(source.reopen(), marks)
+    if copies and source.schema.client == EACH_ROW:
+        _log.warning(_COPIES, source.table.name)
+    source.resume(marks)
+    for notice in source.table.notices:
+        _log.info("%s", notice)
+    check_first_records(source, learner=learner)
 
 
 def check_first_records(source: TableSource, *, learner: str, rows: int = FIRST_RECORDS) -> LookAhead:

@@ -3,12 +3,14 @@
 The fields of a ``record`` are the plan's columns by name, encoded as rows of a file are; `data.encode`
 is called if the plan has it. Other fields are ignored. ``features`` and ``target`` are numbers that
 the caller encoded. A refusal names the field and the rule, never the field's value, and goes to the
-caller alone. Where it is of a named client of this learner it says so (``client``): that client takes a
-step with a zero gradient, as with a file, so that the server sees nothing of the refusal.
+caller alone. Where it has a field for who it is, it says whose record it was (``client``): that client takes a
+step with a zero gradient, as with a file, so that the server sees nothing of the refusal. Where that field names
+nobody, the record stands for a client of its own.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -49,7 +51,7 @@ class RefusedRequest(Exception):
 
     @property
     def client(self) -> str | None:
-        """Who takes a step all the same; None if nobody is named."""
+        """Who takes a step all the same; None if nobody does."""
         return None if self.record is None else self.record.client
 
 
@@ -72,13 +74,17 @@ class LiveRecords:
         try:
             return self._encoded(said)
         except RefusedRequest as refused:
-            name = self._named(said)
-            if name is not None:
-                refused.record = replace(refused.record or Refusal("not readable"), client=name)
+            who = self._who_takes_its_step(said)
+            if who is not None:
+                refused.record = replace(refused.record or Refusal("not readable"), client=who)
             raise
 
-    def _named(self, said: Mapping[str, Any]) -> str | None:
-        """The client of a refused record; None if nobody is named, two people are, or another learner is."""
+    def _who_takes_its_step(self, said: Mapping[str, Any]) -> str | None:
+        """The client of a refused record; a new one if no one person is named.
+
+        None for another learner's record, and for a request without a field for a name, as for a file without the
+        column: a program that forgets it must not use up the steps.
+        """
         schema, record = self._schema, said.get("record")
         row = record if isinstance(record, dict) else {}
         if schema is not None and schema.learner is not None:
@@ -88,8 +94,10 @@ class LiveRecords:
         named = [said["client"]] if "client" in said else []
         if schema is not None and schema.client != EACH_ROW and schema.client in row:
             named.append(row[schema.client])
+        if not named:
+            return None
         names = {client_name(who) for who in named if not is_missing(who)}
-        return names.pop() if len(names) == 1 else None
+        return (names.pop() if len(names) == 1 else None) or f"nobody {secrets.token_hex(16)}"
 
     def _encoded(self, said: Mapping[str, Any]) -> Encoded:
         if unknown := set(said) - _FIELDS:

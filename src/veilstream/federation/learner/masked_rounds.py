@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from veilstream.deployment.learner import Learner
-from veilstream.errors import ProtocolError
+from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.keys.peers import PeerCertificates, own_certificate
 from veilstream.federation.masking.learner_side import LearnerState, MaskingLearner
@@ -29,28 +29,35 @@ KINDS = ("key", "keys", "mask", "set", "open", "void")
 """Requests of the masking protocol; each is answered by a reply of its own kind (`ANSWERS`)."""
 ANSWERS = dict(zip(KINDS, ("key", "keys", "masked", "signed", "opened", "voided"), strict=True))
 
-Local = Callable[[int, Buffer, Request], None]
-"""Does the local part of a round: from the model's bytes, and what the request says of them, to a sealed round."""
+Local = Callable[[int, Buffer], None]
+"""Does the local part of a round: from the model's bytes to a sealed round."""
 
 
 class MaskedRounds:
     """One learner's answers; for one thread at a time."""
 
-    def __init__(self, learner: Learner, keys: LearnerKeys, local: Local) -> None:
+    def __init__(self, learner: Learner, keys: LearnerKeys) -> None:
         trust = learner.plan.trust
         assert trust is not None
-        self._learner, self._keys, self._local = learner, keys, local
+        if keys.path is None:
+            raise InputError(
+                "privacy.trust",
+                "sum",
+                "keys: learners sign for each other what they open",
+                "`veilstream keys` makes them",
+            )
+        self._learner, self._keys, self._folder = learner, keys, keys.path
         self._rules = Rules(trust.learners, trust.honest, trust.colluding)
         self._masks: MaskingLearner | None = None
 
-    def answer(self, request: Request) -> bytes:
+    def answer(self, request: Request, local: Local) -> bytes:
         """The body of the reply."""
         if request.kind == "key":
             return self._key()
         if request.kind == "keys":
             return self._take_keys(request.body)
         if request.kind == "mask":
-            return self._mask(MaskRequest.unpack(request.body), request)
+            return self._mask(MaskRequest.unpack(request.body), local)
         if request.kind == "set":
             return self._sign(SetOfRound.unpack(request.body))
         if request.kind == "open":
@@ -81,23 +88,23 @@ class MaskedRounds:
                 raise Refused("a key for an epoch that is over")
             state = MaskingLearner.fresh(self._keys.name, learner.epoch, learner.run, secrets.token_bytes)
             learner.epochs.keep_masking("key", state.pack())
-        return pack_parts([self._known().offer().pack(), own_certificate(self._keys.path)])
+        return pack_parts([self._known().offer().pack(), own_certificate(self._folder)])
 
     def _take_keys(self, body: Buffer) -> bytes:
         told = KeysRequest.unpack(body)
         masks = self._known()
-        identities = {} if masks.has_keys else PeerCertificates(self._keys.path).identities(told.certificates)
+        identities = {} if masks.has_keys else PeerCertificates(self._folder).identities(told.certificates)
         state = masks.take_keys(told.keys, identities)
         self._keep("keys", state, hash=hashlib.sha256(told.keys).hexdigest())
         return b""
 
-    def _mask(self, told: MaskRequest, request: Request) -> bytes:
+    def _mask(self, told: MaskRequest, local: Local) -> bytes:
         masks, learner, at = self._known(), self._learner, told.at
         self._take_opened(told.opened)
         if masks.may_mask(at, told.proof) == masks.state:  # sent before: the same bytes
             return learner.epochs.masked
         if learner.round <= at.round:
-            self._local(at.round, told.model, request)
+            local(at.round, told.model)
         state, message = masks.mask(at, learner.increment(at.round), told.proof)
         hashed = hashlib.sha256(message).hexdigest()
         self._keep("mask", state, message, round=at.round, attempt=at.attempt, hash=hashed)

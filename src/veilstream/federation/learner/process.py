@@ -19,19 +19,18 @@ from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
-from veilstream.federation.learner.file_start import resume_file
 from veilstream.federation.learner.health import LearnerHealth
 from veilstream.federation.learner.local_account import LocalAccount, account_path
 from veilstream.federation.learner.published_model import PublishedModel, published_path
-from veilstream.federation.learner.reply_times import SEAL_S, reply_times
+from veilstream.federation.learner.reply_times import reply_times
+from veilstream.federation.learner.source_start import least_clients, resume_source
 from veilstream.federation.protocol.transport import Node, supervisor
-from veilstream.learning.tasks import Task, admission_of
+from veilstream.learning.tasks import Task
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
-from veilstream.plans.records import label_unit, schema_of
+from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
-from veilstream.streams.intake import ClientSource
-from veilstream.streams.iterator_source import IteratorSource
+from veilstream.streams.intake import ClientSource, WholeSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
@@ -137,7 +136,16 @@ class LearnerService:
             return
 
     def _answer(self, keys: LearnerKeys, stop: threading.Event) -> None:
-        source = open_source(self.data, self.plan, keys.name, whole=self.end_with_file, query=self.query, key=self.key)
+        secret = self.plan.order == "secret"
+        whole = self.end_with_file or secret
+        source = open_source(self.data, self.plan, keys.name, whole=whole, query=self.query, key=self.key)
+        if secret and not isinstance(source, WholeSource):
+            raise InputError(
+                "--data",
+                self.data,
+                'records that are all there before an epoch begins, under privacy.order = "secret"',
+                'a file, a folder or a SQLite table; order = "known" is for records that arrive one after the other',
+            )
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")
         window_s = source.window_s if isinstance(source, WaitingSource) else None
@@ -157,19 +165,13 @@ class LearnerService:
                     _log.warning("%s", notice)
                 if window_s is not None:
                     self._tell_waiting(learner, replies.after_s)
-            if isinstance(source, TableSource):
-                marks = learner.bookmarks()
-                resume_file(source, self.plan, marks, learner=keys.name)
-            elif isinstance(source, IteratorSource):
-                source.resume(learner.bookmarks())
-                source.admission = admission_of(task)
-                source.schema = schema_of(self.plan) if self.plan.data.kind == "table" else None
+            resume_source(source, learner, keys.name)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
             daemon = Daemon(
                 learner,
                 keys,
                 source,
-                replies=replies,
+                replies="by source" if secret and self.reply_after_s is None else replies,
                 min_clients=least_clients(self.plan, learner, source),
                 account=account,
                 published=PublishedModel(learner, published_path(self.store)),
@@ -263,35 +265,6 @@ class LearnerService:
             insecure=self.insecure,
             run_over=lambda: daemon.dismissed,
         )
-
-
-def least_clients(plan: Plan, learner: Learner, source: ClientSource) -> int:
-    """How many clients must wait for a round to begin; says what waiting costs."""
-    a_round = learner.terms.local_steps * learner.terms.clients_per_step
-    if isinstance(source, LiveSource):
-        seconds = source.window_s + SEAL_S
-        _log.info(
-            "a round takes at most %d clients in %g s (federation.patience_s and a second to reply): %.3g clients a "
-            "second. More local_steps or clients_per_step, or less patience, take more",
-            a_round,
-            seconds,
-            a_round / seconds,
-        )
-    given = plan.federation.min_clients
-    if given is not None:
-        return given
-    if not isinstance(source, TableSource | IteratorSource):
-        return 1
-    source.least_at_last = 1
-    if isinstance(source, IteratorSource):
-        source.hold(a_round)
-    if a_round > 1:
-        _log.info(
-            "a round begins when %d records of people who may take part wait, which is all of it: no noise is spent on "
-            "nobody, and a round takes as long as that. federation.min_clients = 1 begins with whoever is there",
-            a_round,
-        )
-    return a_round
 
 
 class _Progress:

@@ -11,6 +11,10 @@ once, a server that polls would date the rows of a growing file to the milliseco
 into slots of `SLOT_S`, by the learner's clock, file or not: a request waits for the start of the
 next slot, only then is looked whether clients wait, and "absent" leaves at the start of a later slot,
 as a release does. Requests are answered one at a time, so there is one look a slot at most.
+
+Where the order of records is secret, how many a round has must not show. A round's work is filled up to the same
+number of gradients (`veilstream.deployment.client_steps`), and its reply leaves after a time that is fixed before the
+first round: several times what that work took on this machine with made-up records.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ SLOT_S = 0.05
 """Length of a slot: a healthy round from a file waits for one start and ends at the next, 0.1 s at most."""
 
 _LATE_SLOT_S = 1.0
+_TIMES_THE_WORK = 3.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,12 @@ class ReplyTimes:
     def tells_of_late_replies(self) -> bool:
         """Whether ``after_s`` is meant to be long enough for every round; one slot is not."""
         return self.late_slot_s > SLOT_S
+
+
+def secret_order_replies(work_s: float) -> ReplyTimes:
+    """The schedule where the order of records is secret; ``work_s`` is how long a round's work takes."""
+    slots = math.ceil((_TIMES_THE_WORK * work_s + SLOT_S) / SLOT_S)
+    return ReplyTimes(slots * SLOT_S, late_slot_s=SLOT_S)
 
 
 def reply_times(window_s: float | None, after_s: float | None) -> ReplyTimes:

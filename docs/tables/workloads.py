@@ -1,0 +1,110 @@
+"""Tables of workloads.md: noise matched to what is published, people who return, drift, dropouts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tables.cells import Table, bold, mean, mean_error, read_csv
+
+Seeds = dict[str, float]
+
+
+def _by(name: str, value: str, *keys: str) -> dict[tuple[str, ...], Seeds]:
+    """A column of a file, seed by seed, for each combination of the keys."""
+    found: dict[tuple[str, ...], Seeds] = defaultdict(dict)
+    for line in read_csv(name):
+        found[tuple(line[key] for key in keys)][line["seed"]] = float(line[value])
+    return found
+
+
+def _difference(ours: Seeds, other: Seeds) -> list[float]:
+    """Seed by seed; both have the same seeds."""
+    if ours.keys() != other.keys():
+        raise ValueError("paired differences need the same seeds")
+    return [ours[seed] - other[seed] for seed in ours]
+
+
+def _four_digits(number: str) -> str:
+    """Four digits, or all whole ones; nothing where nothing was computed."""
+    if not number:
+        return ""
+    return f"{float(number):.0f}" if float(number) >= 1000 else f"{float(number):.4g}"
+
+
+def returning() -> Table:
+    """Mean variance of a running sum for people who return."""
+    rows = []
+    for line in read_csv("returning.csv"):
+        shown = {name: _four_digits(line[name]) for name in ("usual", "banded", "inverse", "buffered", "optimal")}
+        best = min((n for n in shown if shown[n]), key=lambda name: float(line[name]))
+        cells = {name: bold(text, name == best) for name, text in shown.items()}
+        cells["banded"] += f" ({line['bands']})"
+        rows.append([line["horizon"], f"{line['visits']}, {line['separation']}", *cells.values()])
+    return Table(
+        (
+            "T",
+            "k, b",
+            "`banded`, 16 bands, made for once",
+            "`banded` for them (bands)",
+            "`banded_inverse`, 8 bands",
+            "`buffered`, 5 buffers",
+            "`optimal` with b bands",
+        ),
+        "rlrrrrr",
+        rows,
+    )
+
+
+def matched() -> Table:
+    """Loss of `optimal` made for what is published, minus that of `optimal` made for running sums."""
+    losses = _by("matched.csv", "loss", "task", "mechanism", "noise for", "step")
+    own = {
+        (line["task"], line["noise for"]): line["step"]
+        for line in read_csv("matched.csv")
+        if line["mechanism"] == "optimal" and line["own best step"] == "True"
+    }
+    tasks = {
+        "logistic": ("logistic, (0.5, 1e-3)", "`averaging = 3.0`"),
+        "covertype": ("covertype, (2, 1e-5)", "`newest_weight = 0.05`"),
+        "electricity": ("electricity, (2, 1e-5)", "`newest_weight = 0.05`"),
+        "least squares": ("least squares, seasonal drift, (2, 1e-3)", "`forgetting = 0.99`"),
+        "logistic, forgetting": ("logistic, seasonal drift, (2, 1e-3)", "`forgetting = 0.99`"),
+    }
+    rows = []
+    for task, shown in tasks.items():
+        prefix_step = own[task, "running sums"]
+        prefix = losses[task, "optimal", "running sums", prefix_step]
+        cells = []
+        for interior, step in (("0.1", prefix_step), ("1", own[task, "published, interior 1"])):
+            found = _difference(losses[task, "optimal", f"published, interior {interior}", step], prefix)
+            gain = all(each < 0 for each in found)
+            cells.append(bold(mean_error(found), gain))
+        rows.append([*shown, mean(prefix.values()), *cells])
+    return Table(
+        (
+            "task",
+            "what is published",
+            "loss with prefix noise",
+            "`interior_weight = 0.1`: loss, same step",
+            "`interior_weight = 1`: loss, own steps",
+        ),
+        "llrrr",
+        rows,
+    )
+
+
+def drift() -> Table:
+    """Four ways to follow a drift at ε = 2: figure of a constant step, and paired differences to it."""
+    figures = _by("drift.csv", "figure", "world", "way", "budget")
+    steps = {(line["world"], line["way"], line["budget"]): float(line["step"]) for line in read_csv("drift.csv")}
+    budget, usual = "ε = 2", "constant step"
+    ways = ("new noise, 3 epochs", "from the start, 3 epochs", "forgetting 0.999")
+    rows = []
+    for world in ("abrupt", "gradual", "seasonal", "electricity", "covertype"):
+        constant = figures[world, usual, budget]
+        cells = [f"{mean(constant.values())} ({steps[world, usual, budget]:g})"]
+        for way in ways:
+            paired = mean_error(_difference(figures[world, way, budget], constant))
+            cells.append(f"{paired} ({steps[world, way, budget]:g})")
+        rows.append([world, budget, *cells])
+    return Table(("world", "budget", usual, *ways), "llrrrr", rows)

@@ -1,0 +1,178 @@
+"""Upper bounds on how well N(0, s²·I) and the mean of N(c_j, s²·I) over j can be told apart, by sampling.
+
+With a_j = ⟨c_j, x⟩/s², n_j = ‖c_j‖²/2s² and u_j = exp(a_j - n_j), the density of P = mean_j N(c_j, s²·I) over that
+of Q = N(0, s²·I) is A = mean_j u_j, and
+
+    δ_ε(P, Q) = E_Q[(A - e^ε)_+]        δ_ε(Q, P) = E_Q[(1 - e^ε·A)_+].
+
+Both are means of numbers between 0 and a known bound, so that concentration inequalities for bounded independent
+numbers give an upper bound that fails with at most a stated probability. Nothing is assumed of a variance.
+
+*Upwards.* x comes from mean_j N((1+θ)·c_j, s²·I), whose density over Q is B = mean_j u_j^(1+θ)·e^(-θ(1+θ)·n_j). By the
+power mean inequality B >= e^(-θ(1+θ)·max n)·A^(1+θ), so the summand (A - e^ε)_+ / B is at most
+
+    e^(θ(1+θ)·max n - θ·ε) · θ^θ / (1+θ)^(1+θ).
+
+*Downwards.* x comes from N(-θ·m, s²·I) with m = mean_j c_j, and counts e^(θ⟨m,x⟩/s² + θ²‖m‖²/2s²). Where the summand
+is not zero, A < e^-ε; by Jensen's inequality ⟨m,x⟩/s² - mean n <= ln A < -ε, so it is at most
+
+    e^(θ·(mean n - ε) + θ²‖m‖²/2s²).
+
+Each mean is bounded by the smaller of two bounds, which share the probability of failure: Hoeffding's (1963,
+Theorem 1, in its form with relative entropy) and the empirical Bernstein bound (Maurer and Pontil 2009, Theorem 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilstream.mechanisms.columns import Columns
+
+Floats = NDArray[np.float64]
+
+_AT_ONCE = 2_000_000  # numbers of a chunk
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An upper bound on a mean of numbers from 0 to ``most``."""
+
+    value: float
+    mean: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Draws:
+    """ln A of draws, and ln of what each counts beside it."""
+
+    log_ratio: Floats
+    log_weight: Floats
+
+    def upwards(self, epsilon: float) -> Floats:
+        """(A - e^ε)_+ / B."""
+        short = np.minimum(epsilon - self.log_ratio, 0.0)
+        values: Floats = np.exp(self.log_ratio + self.log_weight) * -np.expm1(short)
+        return values
+
+    def downwards(self, epsilon: float) -> Floats:
+        """(1 - e^ε·A)_+, weighed."""
+        short = np.minimum(epsilon + self.log_ratio, 0.0)
+        values: Floats = np.exp(self.log_weight) * -np.expm1(short)
+        return values
+
+
+def draws_upwards(
+    columns: Columns, s: float, tilt: float, count: int, rng: np.random.Generator, tick: Callable[[int], None]
+) -> Draws:
+    """From mean_j N((1+θ)·c_j, s²·I)."""
+    T, n = columns.count, columns.norms_squared / (2.0 * s * s)
+    ratios, weights = [], []
+    for size in _chunks(count, T):
+        chosen = rng.integers(T, size=size)
+        x = rng.standard_normal((size, T))
+        x *= s
+        columns.add(x, chosen, 1.0 + tilt)
+        a = columns.products(x)
+        a /= s * s
+        ratio = _log_mean_exp(a - n)
+        ratios.append(ratio)
+        weights.append(-ratio if tilt == 0.0 else -_log_mean_exp((1.0 + tilt) * a - (1.0 + tilt) ** 2 * n))
+        tick(size)
+    return Draws(np.concatenate(ratios), np.concatenate(weights))
+
+
+def draws_downwards(
+    columns: Columns, s: float, tilt: float, count: int, rng: np.random.Generator, tick: Callable[[int], None]
+) -> Draws:
+    """From N(-θ·m, s²·I)."""
+    T, n, m = columns.count, columns.norms_squared / (2.0 * s * s), columns.mean
+    energy = float(m @ m) / (2.0 * s * s)
+    ratios, weights = [], []
+    for size in _chunks(count, T):
+        x = rng.standard_normal((size, T))
+        x *= s
+        x -= tilt * m
+        weights.append(tilt * (x @ m) / (s * s) + tilt**2 * energy)
+        a = columns.products(x)
+        a /= s * s
+        a -= n
+        ratios.append(_log_mean_exp(a))
+        tick(size)
+    return Draws(np.concatenate(ratios), np.concatenate(weights))
+
+
+def most_upwards(columns: Columns, s: float, tilt: float, epsilon: float) -> float:
+    """The largest that `Draws.upwards` can be."""
+    n = float(columns.norms_squared.max()) / (2.0 * s * s)
+    own = tilt * math.log(tilt) if tilt > 0.0 else 0.0
+    return _exp(tilt * (1.0 + tilt) * n - tilt * epsilon + own - (1.0 + tilt) * math.log1p(tilt))
+
+
+def most_downwards(columns: Columns, s: float, tilt: float, epsilon: float) -> float:
+    """The largest that `Draws.downwards` can be."""
+    m, n = columns.mean, float(columns.norms_squared.mean()) / (2.0 * s * s)
+    return _exp(tilt * (n - epsilon) + tilt**2 * float(m @ m) / (2.0 * s * s))
+
+
+def largest_tilt_upwards(columns: Columns, s: float, epsilon: float) -> float:
+    """The tilt with the least `most_upwards`; none where it is not above zero."""
+    return 0.5 * (epsilon * 2.0 * s * s / float(columns.norms_squared.max()) - 1.0)
+
+
+def largest_tilt_downwards(columns: Columns, s: float, epsilon: float) -> float:
+    """The tilt with the least `most_downwards`; none where it is not above zero."""
+    m = columns.mean
+    return (epsilon * s * s - 0.5 * float(columns.norms_squared.mean())) / float(m @ m)
+
+
+def bounded_mean(values: Floats, most: float, failure: float, count: int | None = None) -> Bound:
+    """Upper bound on the mean of independent numbers in [0, most] that fails with at most this probability.
+
+    ``count`` says how the bound would be with so many numbers like these.
+    """
+    N = len(values) if count is None else count
+    mean = float(values.mean())
+    often = math.log(4.0 / failure)
+    bernstein = mean + math.sqrt(2.0 * float(values.var(ddof=1)) * often / N) + 7.0 * most * often / (3.0 * (N - 1))
+    hoeffding = most * _entropy_bound(min(mean / most, 1.0) if most > 0.0 else 0.0, math.log(2.0 / failure) / N)
+    return Bound(min(bernstein, hoeffding, most), mean, most)
+
+
+def _entropy_bound(p: float, room: float) -> float:
+    """The largest q with p·ln(p/q) + (1-p)·ln((1-p)/(1-q)) <= room, rounded up."""
+
+    def apart(q: float) -> float:
+        left = p * math.log(p / q) if p > 0.0 else 0.0
+        return left + ((1.0 - p) * math.log((1.0 - p) / (1.0 - q)) if p < 1.0 else 0.0)
+
+    low, high = p, 1.0
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        if middle in (low, high):
+            break
+        if middle < 1.0 and (middle <= 0.0 or apart(middle) <= room):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _chunks(count: int, width: int) -> Sequence[int]:
+    size = max(1, min(count, _AT_ONCE // width))
+    return [min(size, count - first) for first in range(0, count, size)]
+
+
+def _log_mean_exp(a: Floats) -> Floats:
+    top = a.max(axis=1)
+    found: Floats = top + np.log(np.exp(a - top[:, None]).mean(axis=1))
+    return found
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
