@@ -91,8 +91,8 @@ def make_private(
         client: who each record is of, as a sequence or a function of the index. People with several records are
             priced for all of them.
         witness: the second file, best on another disk, by which an old copy of the store is recognised.
-        microbatch: how many records' gradients are computed at once; all of a batch where it is left out, and 1 for
-            layers that `torch.func.vmap` cannot map.
+        microbatch: how many records' gradients are computed at once. Left out: all of a batch, but one by one on a CPU
+            from a million parameters on. 1 is for layers that `torch.func.vmap` cannot map.
         state_steps: every so many steps, model and optimizer are kept in the store, for `PrivateTraining.resume`;
             None where a server has the model.
         order: "known": whoever knows which records are in which batch learns no more than the budget says.
@@ -194,6 +194,11 @@ class PrivateTraining:
     def passes_left(self) -> int:
         """Passes that are not complete; the first of them may have been begun."""
         return self._batches.passes - self.step // self._batches.a_pass
+
+    @property
+    def parameters(self) -> int:
+        """d: numbers that are trained, and that have noise."""
+        return self._steps.terms.dim
 
     @property
     def noise_std(self) -> float:
