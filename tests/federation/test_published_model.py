@@ -11,12 +11,12 @@ import veilstream as vs
 from tests.federation.test_learner_api import Served
 from tests.support.federation import DIM, FEATURES, World, plan_of, rows_of, source_of, table_plan_of
 from veilstream.deployment.learner import Learner
-from veilstream.federation.direct.wire import request_limit
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.published_model import PublishedModel, published_path
 from veilstream.federation.protocol.fold import FoldState
 from veilstream.federation.protocol.messages import Reply, Request
+from veilstream.federation.protocol.sizes import request_limit
 from veilstream.learning.linear_tasks import LeastSquares
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode
-from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
@@ -124,10 +124,8 @@ class World:
         make_keys(root / "keys", ["127.0.0.1"], list(names))
         self.notes = Lines("veilstream.federation.server.coordinator")
         self.daemons: dict[str, Daemon] = {}
-        self.carriers: dict[str, CarrierSocket] = {}
-
-    def socket(self, name: str) -> Path:
-        return self.root / f"{name}.sock"
+        self.handlers: dict[str, Callable[[bytes], bytes]] = {}
+        """What answers for each learner that runs."""
 
     def store(self, name: str) -> Path:
         return self.root / name / "store.db"
@@ -142,11 +140,11 @@ class World:
         if not isinstance(source, WaitingSource):
             options.setdefault("replies", "when done")  # slots have tests of their own
         daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source, **options)
-        self.carriers[name] = serve(daemon, self.socket(name))
+        self.handlers[name] = daemon.handle
         return daemon
 
     def stop(self, name: str) -> None:
-        self.carriers.pop(name).close()
+        self.handlers.pop(name)
         self.daemons.pop(name).close()
 
     def start_all(self) -> World:
@@ -154,8 +152,8 @@ class World:
             self.start(name)
         return self
 
-    def transport(self, **options) -> Loopback:
-        return Loopback({name: self.socket(name) for name in self.names}, **options)
+    def transport(self) -> Loopback:
+        return Loopback(self.handlers)
 
     def coordinator(self) -> Coordinator:
         keys = ServerKeys.load(self.root / "keys/server")
@@ -185,11 +183,26 @@ class World:
         return -size * total / self.plan.learning.learners
 
 
-def serve(daemon: Daemon, path: Path) -> CarrierSocket:
-    """A daemon behind its socket, for carriers in the test's own process."""
-    carrier = CarrierSocket(daemon.handle, path, dim=daemon.learner.terms.wire_dim, trust_own_account=True)
-    carrier.start()
-    return carrier
+class NodeHere:
+    """A learner's connection within one process: its handler is in ``handlers`` while it is connected."""
+
+    def __init__(self, handlers: dict[str, Callable[[bytes], bytes]], daemon: Daemon) -> None:
+        self._handlers, self._daemon = handlers, daemon
+
+    def start(self) -> None:
+        self._handlers[self._daemon.name] = self._daemon.handle
+
+    def supervise(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self._handlers.pop(self._daemon.name, None)
+
+
+def connect_here(service, handlers: dict[str, Callable[[bytes], bytes]]):
+    """A `LearnerService` that dials nobody."""
+    service._node = lambda daemon, learner: NodeHere(handlers, daemon)
+    return service
 
 
 def options(**values: object) -> list[str]:

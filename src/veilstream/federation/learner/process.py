@@ -15,7 +15,6 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.paths import check_room
 from veilstream.errors import InputError, StorageError
 from veilstream.federation.addresses import Address
-from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
@@ -56,8 +55,8 @@ class LearnerService:
     keys: Path
     store: Path
     data: str
-    server: Address | None
-    """Where to dial; None: a carrier connects at ``socket``."""
+    server: Address
+    """Where to dial."""
     witness: Path | None = None
     learner_api: Address | None = None
     insecure: bool = False
@@ -67,9 +66,6 @@ class LearnerService:
     """When releases leave after their request; None: as the source needs (`reply_times`)."""
     exit_when_done: bool = False
     """Return when the server has said that the run is over and no other epoch may follow."""
-    socket: Path | None = None
-    trust_carrier: bool = False
-    """Answer a carrier of this process's own account, which could read everything here."""
     end_with_file: bool = False
     """Return when the file ends; otherwise wait for rows to be appended."""
     pages: LearnerPages | None = None
@@ -93,7 +89,7 @@ class LearnerService:
         """
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
-        if self.server is not None and not self.insecure:
+        if not self.insecure:
             self.health.certificate = self.keys / "tls.pem"
         try:
             self._live(keys, stop)
@@ -243,24 +239,13 @@ class LearnerService:
         )
 
     def _node(self, daemon: Daemon, learner: Learner) -> Node:
-        if (self.server is None) == (self.socket is None):
-            raise InputError(
-                "--server",
-                self.server and "HOST:PORT beside --socket",
-                "HOST:PORT to dial, or --socket PATH for a Flower SuperNode, and not both",
-                "try --server HOST:8400",
-            )
-        dim = learner.terms.wire_dim
-        if self.socket is not None:
-            return CarrierSocket(daemon.handle, self.socket, dim=dim, trust_own_account=self.trust_carrier)
-        assert self.server is not None
         from veilstream.federation.direct import DirectNode
 
         return DirectNode(
             self.keys,
             daemon.handle,
             self.server,
-            dim=dim,
+            dim=learner.terms.wire_dim,
             enrolled=learner.round > 0 or learner.epoch > 0,
             insecure=self.insecure,
             run_over=lambda: daemon.dismissed,
