@@ -214,7 +214,9 @@ class Simulation:
         noise: HostNoise | DeviceNoise
         run_block: Any = block.run
         if self._attendance is not None:
-            noise = OwnPaceNoise(mechanisms, self.seeds, self._attendance, **size)
+            noise = OwnPaceNoise(
+                mechanisms, self.seeds, self._attendance, **size, one_clock=self.plan.trust is not None
+            )
         elif self.noise_place == "host":
             noise = HostNoise(mechanisms, self.seeds, **size)
         else:
