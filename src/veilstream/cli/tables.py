@@ -128,8 +128,8 @@ def _only_sums(comparison: Comparison, sums: OnlySums) -> str:
         )
     ratio = sums.error_published / comparison.recommended.error_published
     return (
-        f'privacy.trust = "sum" with honest = {sums.honest} would leave {sums.error_published:.3g} in what is published: '
-        f"{ratio:.2f}x the recommended. It then counts on {sums.honest} learners; {floor}."
+        f'privacy.trust = "sum" with honest = {sums.honest} would leave {sums.error_published:.3g} in what is '
+        f"published: {ratio:.2f}x the recommended. It then counts on {sums.honest} learners; {floor}."
     )
 
 
