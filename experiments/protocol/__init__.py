@@ -11,6 +11,9 @@
    same budget.
 5. Results have every seed; differences are paired, with intervals (`tables`).
 
-What comes out, for a comparison NAME: `NAME.csv` (every method and seed), `NAME-search.csv`
-(every setting tried) and `NAME-log.csv` (runs, the chosen setting and what bounds it).
+What comes out, with the comparison's name in the first column: `comparisons.csv` (every method and
+seed, with its chosen setting), `comparisons-curves.csv` (accuracy over the run),
+`comparisons-log.csv` (runs, and what bounds each choice) and `comparisons-search.csv` (every setting
+tried, as points of the grid). A search that was stopped goes on from there. Most of it needs a GPU:
+on an H200 with 16 cores all comparisons took ten minutes; on two cores each takes hours.
 """

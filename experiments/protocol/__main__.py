@@ -30,20 +30,19 @@ def value_of(figures: Figures, measure: str) -> float:
 
 
 def run(name: str, study: Study, out: Path, seconds: float, *, unsettled: bool = False) -> None:
-    """Search a study, report it, and write its three files."""
+    """Search a study, report it, and store what was found."""
     began = time.monotonic()
     tell = partial(_tell, name, began)
     world = study.searched()
     bench = Bench(world, study.limits.total, study.mechanisms, study.places)
-    searched = out / f"{name}-search.csv"
-    known = tables.tried(tables.read(searched))
+    known = tables.tried(tables.stored(out, "search", name))
 
     def measure(asked: Sequence[tuple[Arm, Point]]) -> Iterable[float]:
         return [value_of(figures, study.measure) for figures in bench(asked)]
 
     def step(walks: dict[Arm, Walk], text: str) -> None:
         tell(text)
-        tables.write(searched, tables.tried_rows(walks))
+        tables.store(out, "search", name, tables.tried_rows(walks))
 
     walks = search(
         study.arms(),
@@ -57,15 +56,15 @@ def run(name: str, study: Study, out: Path, seconds: float, *, unsettled: bool =
     )
     log = tables.log_rows(walks, len(world.seeds), world.learners)
     counts = noisy_counts(study, LabelWorld(world))
-    tables.write(out / f"{name}-log.csv", [*log, *counts])
+    tables.store(out, "log", name, [*log, *counts])
     settled = sum(not walk.unsettled for walk in walks.values())
     tell(f"{sum(len(w.found) for w in walks.values())} settings, {settled} of {len(walks)} arms settled")
     bench.close()
     if settled < len(walks) and not unsettled:
         return
     rows, curves = report(study, walks, {float(row["epsilon"]): int(row["clients"]) for row in counts})
-    tables.write(out / f"{name}.csv", rows)
-    tables.write(out / f"{name}-curves.csv", curves)
+    tables.store(out, "", name, rows)
+    tables.store(out, "curves", name, curves)
     tell("reported")
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from veilstream.plans.clients import stream_of
 from veilstream.privacy import Budget
-from veilstream.simulation.label_rules import RulesFigures, learners_share, majority, noisy_count
+from veilstream.simulation.label_rules import RulesFigures, last_label, learners_share, majority, noisy_count
 from veilstream.streams.pool import PoolStream
 
 
@@ -35,9 +35,13 @@ class LabelWorld:
         return np.searchsorted([-1.0, 1.0], met), 2
 
     def without_noise(self, seed: int) -> dict[str, RulesFigures]:
-        """Both rules that protect nobody, record by record."""
+        """The rules that protect nobody, record by record."""
         labels, classes = self.labels(seed, self._finest)
-        return {"majority": majority(labels, classes), "learner's share": learners_share(labels, classes)}
+        return {
+            "majority": majority(labels, classes),
+            "learner's share": learners_share(labels, classes),
+            "last label": last_label(labels, classes),
+        }
 
     def held_out(self, seed: int) -> float:
         """Accuracy of the commonest label on held-out clients; NaN where there are none."""

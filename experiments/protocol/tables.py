@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import fcntl
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -13,6 +15,8 @@ import numpy as np
 from experiments.protocol.search import Arm, Walk
 from experiments.protocol.settings import Point
 from scipy.stats import t as student
+
+from veilstream.files import write_file
 
 Row = dict[str, Any]
 
@@ -31,19 +35,27 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> Differen
     return Difference(float(apart.mean()), float(student.ppf(0.975, len(apart) - 1)) * error)
 
 
-def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows as CSV; nothing where there are none."""
-    if not rows:
-        return
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
+def store(out: Path, kind: str, study: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Put a study's rows into the file of this kind, in place of those it had; studies may run side by side."""
+    path = out / f"comparisons{kind and '-'}{kind}.csv"
+    with (out / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        others = [row for row in _read(path) if row["study"] != study]
+        every = sorted([*others, *({"study": study} | row for row in rows)], key=lambda row: row["study"])
+        names = list(dict.fromkeys(name for row in every for name in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(every)
+        write_file(path, text.getvalue(), shared=True)
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV; none where there is no file."""
+def stored(out: Path, kind: str, study: str) -> list[dict[str, str]]:
+    """A study's rows in the file of this kind; none where there are none."""
+    return [row for row in _read(out / f"comparisons{kind and '-'}{kind}.csv") if row["study"] == study]
+
+
+def _read(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         return []
     with path.open(newline="") as file:
@@ -98,8 +110,10 @@ def setting(point: Point, learners: int, total: int, releases: int) -> Row:
 
 
 def log_rows(walks: Mapping[Arm, Walk], seeds: int, learners: int) -> list[Row]:
-    """For each arm: settings and runs, what was chosen, and the edges of the search on which it lies
-    (none, once its neighbours in every direction were tried and none is better), and where no more exists.
+    """For each arm: settings and runs, what was chosen, and its edges.
+
+    Those of the search: none, once the chosen setting's neighbours in every direction were tried and none is better.
+    Beside them its limits, where there is no neighbour: no fewer local steps than one.
     """
     return [
         {

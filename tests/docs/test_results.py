@@ -64,7 +64,8 @@ def exists(command: str) -> bool:
     if script := re.search(r"python ([\w/]+\.py)", command):
         return (ROOT / script[1]).exists()
     if module := re.search(r"python -m ([\w.]+)", command):
-        return (ROOT / f"{module[1].replace('.', '/')}.py").exists()
+        place = ROOT / module[1].replace(".", "/")
+        return place.with_suffix(".py").exists() or (place / "__main__.py").exists()
     if figure := re.search(r"\./run reproduce (\w+)", command):
         return figure[1] in FIGURES
     if preset := re.search(r"\./run (?:run|plan) ([\w/.]+)", command):

@@ -2,6 +2,7 @@
 
     majority            the running shares of all learners' labels together, known at each release
     learner's share     the running shares of this learner's labels, known at each record
+    last label          the label of this learner's record before, at the running share of such repeats
     noisy count         this learner's, from counts released with independent noise: private, at a budget
 
 The prediction is the label with the largest share, the loss that of the shares. Every label begins
@@ -22,12 +23,11 @@ from numpy.typing import NDArray
 
 from veilstream.mechanisms import build
 from veilstream.mechanisms.participation import ONCE, Participation
-from veilstream.privacy import Budget, calibrate
+from veilstream.privacy import Budget, Neighbours, calibrate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
-_ONE_LABEL = math.sqrt(0.5)  # the norm that a clipped vector must have for its replacement to move a sum by √2
 _NOISE = 0x1ABE1
 
 
@@ -54,15 +54,37 @@ def learners_share(labels: Ints, classes: int) -> RulesFigures:
     return _judged(labels, before.reshape(learners, rounds, clients, classes).transpose(1, 0, 2, 3))
 
 
+def last_label(labels: Ints, classes: int) -> RulesFigures:
+    """Of each learner's record before; the first is taken to follow label 0."""
+    rounds, learners, clients = labels.shape
+    in_order = labels.transpose(1, 0, 2).reshape(learners, rounds * clients)
+    met = np.where(in_order >= 0, np.arange(in_order.shape[1]), -1)
+    latest = np.concatenate([np.full((learners, 1), -1), np.maximum.accumulate(met, axis=1)[:, :-1]], axis=1)
+    before = np.where(latest >= 0, np.take_along_axis(in_order, np.maximum(latest, 0), axis=1), 0)
+    there, right = in_order >= 0, (before == in_order) & (in_order >= 0)
+    repeats = (1.0 + right.cumsum(axis=1) - right) / (2.0 + there.cumsum(axis=1) - there)
+    chance = np.where(right, repeats, (1.0 - repeats) / max(1, classes - 1))
+    shape = (learners, rounds, clients)
+    by_place = [values.reshape(shape).transpose(1, 0, 2) for values in (right.astype(np.float64), -np.log(chance))]
+    return RulesFigures(_by_round(by_place[0], labels >= 0), _by_round(by_place[1], labels >= 0))
+
+
 def noisy_count(
-    labels: Ints, classes: int, budget: Budget, seed: int, *, participation: Participation = ONCE, local_steps: int = 1
+    labels: Ints,
+    classes: int,
+    budget: Budget,
+    seed: int,
+    *,
+    participation: Participation = ONCE,
+    local_steps: int = 1,
+    neighbours: Neighbours = Neighbours.REPLACE_ONE,
 ) -> RulesFigures:
     """Of each learner's earlier rounds, as released with independent noise. Simulated: its noise comes from ``seed``.
 
     ``participation`` counts steps, of which a round has ``local_steps``; a round's count is one release.
     """
     rounds, learners, _ = labels.shape
-    std = count_noise(rounds, budget, participation, local_steps)
+    std = count_noise(rounds, budget, participation, local_steps, neighbours)
     rng = np.random.default_rng([seed, _NOISE])
     released = _one_hot(labels, classes).sum(axis=2) + std * rng.standard_normal((rounds, learners, classes))
     before = np.concatenate([np.zeros((1, learners, classes)), np.cumsum(released, axis=0)[:-1]])
@@ -71,26 +93,36 @@ def noisy_count(
     return _judged(labels, np.broadcast_to(shares[:, :, None], (*labels.shape, classes)))
 
 
-def count_noise(rounds: int, budget: Budget, participation: Participation = ONCE, local_steps: int = 1) -> float:
+def count_noise(
+    rounds: int,
+    budget: Budget,
+    participation: Participation = ONCE,
+    local_steps: int = 1,
+    neighbours: Neighbours = Neighbours.REPLACE_ONE,
+) -> float:
     """Standard deviation in each number of each release, by exact accounting.
 
-    One record, replaced, moves the numbers of one release by √2; a person who comes k times, of k
-    releases, or of fewer by more: √2 times k then covers every case.
+    One record, replaced, moves the numbers of one release by √2, and one that is left out by 1; a
+    person who comes k times, of k releases, or of fewer by more: k times that then covers every case.
 
-    Guarantees: (ε, δ) for one client's records under replace-one, for all releases together, by the
-    Gaussian mechanism, against all who see the counts.
+    Guarantees: (ε, δ) for one client's records, for all releases together, by the Gaussian mechanism,
+    against all who see the counts.
     """
+    moved = math.sqrt(2.0) if neighbours is Neighbours.REPLACE_ONE else 1.0
+    norm = moved / neighbours.reach  # the norm of a clipped vector for which `calibrate` counts as much
     if participation.times == 1 or participation.min_separation >= local_steps:
         times = min(participation.times, rounds)
         apart = max(1, participation.min_separation // local_steps)
         times = min(times, -(-rounds // apart))
-        return calibrate(budget, build("independent", rounds), _ONE_LABEL, participation=(times, apart))[0]
-    whole = _ONE_LABEL * participation.times
-    return calibrate(budget, build("independent", rounds), whole)[0]
+        visits = (times, apart)
+    else:
+        norm, visits = norm * participation.times, (1, 1)
+    return calibrate(budget, build("independent", rounds), norm, neighbours=neighbours, participation=visits)[0]
 
 
 def _one_hot(labels: Ints, classes: int) -> Floats:
-    return (labels[..., None] == np.arange(classes)).astype(np.float64)
+    hot: Floats = (labels[..., None] == np.arange(classes)).astype(np.float64)
+    return hot
 
 
 def _judged(labels: Ints, shares: Floats) -> RulesFigures:
