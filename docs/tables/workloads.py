@@ -128,8 +128,7 @@ def freshness() -> Table:
         for (changes, late), name in WORLDS.items():
             cells = [name, f"{float(epsilon):g}" if epsilon != "0.0" else "no noise"]
             kinds = ("buffered", "independent") if epsilon != "0.0" else ("none",)
-            for noise in kinds:
-                cells.append(", ".join(mean(found[changes, late, epsilon, noise, r].values()) for r in releases))
+            cells += [", ".join(mean(found[changes, late, epsilon, n, r].values()) for r in releases) for n in kinds]
             if epsilon == "0.0":
                 fresh, stale = (found[changes, late, epsilon, "none", r] for r in ("1000", "50"))
                 cells.append("")

@@ -1,4 +1,4 @@
-"""The study of freshness: the same people whatever the releases, changes when they should be, labels as late as said."""
+"""The study of freshness: the same people whatever the releases, changes and late labels as said."""
 
 from __future__ import annotations
 
