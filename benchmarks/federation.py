@@ -1,12 +1,12 @@
 """What our part of a federated round costs beside the transport that carries it.
 
-    python benchmarks/federation.py [--transport direct] [--learners 3] [--rounds 30] [--dim 61482]
+    python benchmarks/federation.py [--learners 3] [--rounds 30] [--dim 61482]
 
 Two federations after one another in one session, over TLS and with keys, on loopback:
 
 * *null*: the transport alone. The server's side sends a model to every node and waits for all
-  replies; behind each node something answers at once with as many bytes as a release has. Over the
-  direct transport that is a process a learner, as in earnest.
+  replies; behind each node something answers at once with as many bytes as a release has. That is a process
+  a learner, as in earnest.
 * *ours*: `Coordinator`, and each `Daemon` a process, with real ledgers and noise; only the
   gradient is free.
 
@@ -20,11 +20,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -37,12 +35,10 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import HEADER_BYTES
 from veilstream.federation.addresses import free_port
 from veilstream.federation.direct import DirectServer
-from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.processes import Child
-from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.federation.protocol.transport import Failure, Transport
 from veilstream.federation.server.coordinator import Coordinator
@@ -83,32 +79,6 @@ def plan_of(learners: int, rounds: int) -> Plan:
     )
 
 
-class Null:
-    """Answers at once with as many bytes as a release has."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self._reply = bytes(size)
-        self._listener = frames.listen(path)
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
-        with connection:
-            while frames.receive(connection) is not None:
-                frames.send(connection, self._reply)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-
 def daemon_process(
     root: Path, name: str, path: Path, port: int, asked: argparse.Namespace, stack: ExitStack, role: str = "--daemon"
 ) -> Child:
@@ -118,8 +88,6 @@ def daemon_process(
         __file__,
         role,
         str(root),
-        "--transport",
-        asked.transport,
         "--port",
         str(port),
         *(["--signed"] if asked.signed else []),
@@ -148,10 +116,6 @@ def be_daemon(asked: argparse.Namespace) -> None:
     keys = LearnerKeys.load(asked.daemon / "keys/learners" / asked.name)
     learner = Learner(plan, asked.daemon / asked.name / "s.db", Free(asked.dim), create=True)
     daemon = Daemon(learner, keys, Endless(), replies="when done")  # the work alone, without the slots
-    if asked.transport != "direct":
-        carrier = CarrierSocket(daemon.handle, asked.socket, dim=asked.dim, trust_own_account=True)
-        carrier.start()
-        threading.Event().wait()
     be_learner(asked, daemon.handle)
 
 
@@ -223,7 +187,6 @@ def null_rounds(transport: Transport, learners: int, rounds: int, dim: int, keys
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--transport", default="direct", choices=["direct", "flower"])
     parser.add_argument("--learners", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--dim", type=int, default=61_482)
@@ -240,7 +203,7 @@ def main() -> None:
         be_null(asked)
         return
     names = [f"learner-{i}" for i in range(asked.learners)]
-    shown = ("transport", "learners", "rounds", "dim")
+    shown = ("learners", "rounds", "dim")
     figures: dict[str, object] = {key: getattr(asked, key) for key in shown}
     for kind in ("null", "ours"):
         with tempfile.TemporaryDirectory(prefix="fed-") as folder, ExitStack() as stack:
@@ -261,18 +224,12 @@ def measure(kind, asked, root: Path, sockets: dict[str, Path], port: int, stack:
     daemons: list[Child] = []
     if kind == "ours":
         daemons = [daemon_process(root, n, path, port, asked, stack) for n, path in sockets.items()]
-    elif asked.transport == "direct":
+    else:
         for name, path in sockets.items():
             daemon_process(root, name, path, port, asked, stack, "--null")
-    else:
-        for path in sockets.values():
-            stack.callback(Null(path, 300 + HEADER_BYTES + 8 * asked.dim).close)
     before = [cpu_seconds(daemon) for daemon in daemons]
-    if asked.transport == "flower":
-        figures = flower_rounds(kind, asked, root, sockets, stack)
-    else:
-        transport = direct_server(root, port, asked.dim, stack)
-        figures = rounds_over(transport, kind, asked, root)
+    transport = direct_server(root, port, asked.dim, stack)
+    figures = rounds_over(transport, kind, asked, root)
     if kind == "null":
         return figures
     spent = [cpu_seconds(d) - b for d, b in zip(daemons, before, strict=True)]
@@ -303,54 +260,6 @@ def rounds_over(transport: Transport, kind: str, asked: argparse.Namespace, root
         "ours_total_s": round(total, 1),
         "server_cpu_s_a_round": round(busy / len(times), 4),
     }
-
-
-FLOWER_SERVER = """
-import argparse, json, sys
-from pathlib import Path
-from typing import Any
-from flwr.serverapp import ServerApp
-sys.path.insert(0, {here!r})
-import federation
-from veilstream.federation.flower.grid_transport import GridTransport
-
-app = ServerApp()
-
-@app.main()
-def main(grid, context):
-    asked = argparse.Namespace(**json.loads({asked!r}))
-    transport = GridTransport(grid, dim=asked.dim, answer_within_s=120.0)
-    found = federation.rounds_over(transport, {kind!r}, asked, Path({root!r}))
-    Path({root!r}, "found.json").write_text(json.dumps(found))
-"""
-
-
-def flower_rounds(
-    kind: str, asked: argparse.Namespace, root: Path, sockets: dict[str, Path], stack: ExitStack
-) -> dict[str, float]:
-    """`rounds_over` in a ServerApp, by `flwr run`. Accounts make no difference to time: one."""
-    from veilstream.federation.flower.app_folder import write_app
-    from veilstream.federation.flower.local import LocalFlower
-
-    flower = LocalFlower(root / "flower", root / "keys", list(sockets), other_accounts=False)
-    stack.callback(flower.close)
-    flower.start()
-    for name, path in sockets.items():
-        flower.start_supernode(name, path)
-    app = root / "app"
-    write_app(app, plan=root, keys=root, out=root)
-    settings = {key: getattr(asked, key) for key in ("learners", "rounds", "dim", "signed")}
-    code = FLOWER_SERVER.format(here=str(Path(__file__).parent), asked=json.dumps(settings), kind=kind, root=str(root))
-    (app / "measured.py").write_text(code)
-    description = app / "pyproject.toml"
-    ours = "veilstream.federation.flower.server_app:app"
-    description.write_text(description.read_text().replace(ours, "measured:app"))
-    run = flower.submit(app)
-    while not (status := flower.status(run)).startswith("finished"):
-        time.sleep(5.0)  # each look costs a second of CPU
-    if status != "finished:completed":
-        raise SystemExit(flower.superlink.last_lines(30))
-    return dict(json.loads((root / "found.json").read_text()))
 
 
 if __name__ == "__main__":

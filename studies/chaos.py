@@ -4,8 +4,7 @@
     python -m studies.chaos --rounds 2000 --every 0         memory of each process on the way
 
 Server and learners are the commands that people run; this process is their init system and starts
-again what has died. Victims are drawn at random from all of their processes. (Flower's processes
-are started by Flower's own commands, not by ours: `tests/engine/test_flower.py` ends them.) In the end:
+again what has died. Victims are drawn at random from all of their processes. In the end:
 
 * the run is complete and every ledger verifies;
 * no round of any learner has two payloads: the ledgers have one message a round, and every hash

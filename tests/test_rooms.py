@@ -72,18 +72,6 @@ def test_noise_is_there_when_it_is_asked_for():
     assert loaded >= NOISE
 
 
-def test_frames_load_nothing_else_of_ours():
-    loaded = loaded_by("import veilstream.federation.protocol.frames")
-    ours = {m for m in loaded if m.startswith("veilstream")}
-    assert ours == {
-        "veilstream",
-        "veilstream.federation",
-        "veilstream.federation.protocol",
-        "veilstream.federation.protocol.frames",
-    }
-    assert "numpy" not in loaded
-
-
 def test_the_direct_transport_at_a_learner_loads_nothing_else_of_ours():
     pytest.importorskip("grpc")
     loaded = loaded_by("import veilstream.federation.direct.client")
@@ -96,25 +84,11 @@ def test_the_direct_transport_at_a_learner_loads_nothing_else_of_ours():
         f"{folder}.direct.certificates",
         f"{folder}.direct.client",
         f"{folder}.direct.wire",
+        f"{folder}.protocol",
+        f"{folder}.protocol.sizes",
         f"{folder}.repeated_lines",
     }
     assert "numpy" not in loaded
-
-
-def test_the_flower_app_at_a_learner_loads_nothing_else_of_ours():
-    pytest.importorskip("flwr")
-    statement = "import warnings; warnings.simplefilter('ignore')\n"
-    loaded = loaded_by(statement + "import veilstream.federation.flower.client_app")
-    ours = {m.removeprefix("veilstream") for m in loaded if m.startswith("veilstream")}
-    folder = ".federation"
-    assert ours == {
-        "",
-        ".federation",
-        ".federation.protocol",
-        ".federation.protocol.frames",
-        f"{folder}.flower",
-        f"{folder}.flower.client_app",
-    }
 
 
 PUBLIC = ("flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp")
@@ -122,7 +96,7 @@ PUBLIC = ("flwr", "flwr.app", "flwr.clientapp", "flwr.serverapp")
 
 def test_the_flower_app_uses_flowers_public_modules_only():
     used = set()
-    for path in (ROOT / "src/veilstream").rglob("*.py"):
+    for path in (ROOT / "examples/flower").rglob("*.py"):
         used |= set(re.findall(r"^\s*(?:from|import) (flwr[\w.]*)", path.read_text(), re.M))
     assert used >= {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
     assert used <= set(PUBLIC)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from veilstream.deployment.private_sum import PrivateSum
     from veilstream.deployment.release import Release, decode
     from veilstream.errors import VeilstreamError
+    from veilstream.federation.keys.new_keys import make_keys
+    from veilstream.federation.learner.site import Site
+    from veilstream.federation.server.server import Server
     from veilstream.learning import models, tasks
     from veilstream.learning.tasks import Sample
     from veilstream.mechanisms import Factorization, Participation, Workload
@@ -45,6 +48,8 @@ __all__ = [
     "Release",
     "Run",
     "Sample",
+    "Server",
+    "Site",
     "VeilstreamError",
     "Workload",
     "__version__",
@@ -54,6 +59,7 @@ __all__ = [
     "decode",
     "errors",
     "load",
+    "make_keys",
     "mechanisms",
     "models",
     "optax",
@@ -84,6 +90,9 @@ _NAMES = {
     "veilstream.deployment.private_sum": ("PrivateSum",),
     "veilstream.deployment.release": ("Release", "decode"),
     "veilstream.errors": ("VeilstreamError",),
+    "veilstream.federation.keys.new_keys": ("make_keys",),
+    "veilstream.federation.learner.site": ("Site",),
+    "veilstream.federation.server.server": ("Server",),
     "veilstream.learning.tasks": ("Sample",),
     "veilstream.mechanisms": ("Factorization", "Participation", "Workload"),
     "veilstream.plans.plan": ("Plan",),

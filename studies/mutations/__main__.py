@@ -8,7 +8,16 @@ import itertools
 import json
 import time
 
-from studies.mutations import data_bugs, law_bugs, noise_bugs, outside_bugs, path_bugs, server_bugs, telemetry_bugs
+from studies.mutations import (
+    data_bugs,
+    law_bugs,
+    noise_bugs,
+    order_bugs,
+    outside_bugs,
+    path_bugs,
+    server_bugs,
+    telemetry_bugs,
+)
 from studies.mutations.path_bugs import small_plan, whole_audit
 from veilstream.progress import progress
 
@@ -20,6 +29,7 @@ ALL = (
     *telemetry_bugs.BUGS,
     *path_bugs.BUGS,
     *outside_bugs.BUGS,
+    *order_bugs.BUGS,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from studies.mutations import outside_bugs, path_bugs
+from studies.mutations import order_bugs, outside_bugs, path_bugs
 from studies.mutations.__main__ import ALL
 
 NAMED = {
@@ -33,6 +33,7 @@ NAMED = {
     "metrics sent threefold by the learner's step",
     *path_bugs.PLANTED,
     *outside_bugs.PLANTED,
+    *order_bugs.PLANTED,
 }
 CHECKS = {
     "one run",
@@ -45,6 +46,7 @@ CHECKS = {
     "cells",
     "guard",
     "whole audit",
+    "secret order",
 }
 
 

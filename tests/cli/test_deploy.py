@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -21,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 COMPOSE = sorted(DEPLOY.glob("compose*.yaml"))
-ENGINES = {"flower-supernode", "flower-superlink"}
 PROBE = "veilstream-probe@.service"
 SAME = re.compile(r"^# --- the same in every unit.*?^# --- to here ---$", re.MULTILINE | re.DOTALL)
 
@@ -67,31 +64,14 @@ def commands() -> list[tuple[str, list[str]]]:
             entry = stages()[service["build"]["target"]]["ENTRYPOINT"]
             words = [*re.findall(r'"([^"]+)"', entry), *shlex.split(service["command"])]
             found.append((f"{path.name}: {name}", words))
-    script = re.sub(r"\\\n", "", (DEPLOY / "submit-flower").read_text())
-    lines = re.findall(r"^\s*(veilstream .*)$", script, re.MULTILINE)
-    return found + [("submit-flower", shlex.split(line)) for line in lines]
+    return found
 
 
 @pytest.mark.parametrize(("where", "words"), commands(), ids=lambda each: str(each)[:40])
 def test_commands_know_the_options_that_deploy_gives_them(where, words):
     program, *words = words
-    if program in ENGINES:
-        pytest.importorskip("flwr")
-        # A word of Flower's help for each of the options, since its parsers are private.
-        text = help_of(program)
-        for word in words:
-            assert not word.startswith("--") or re.search(rf"{word}\b", text), (where, word)
-    else:
-        assert program == "veilstream"
-        parse(words)
-
-
-@functools.cache
-def help_of(program: str) -> str:
-    beside = Path(sys.executable).parent / program
-    done = subprocess.run([beside, "--help"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert program == "veilstream"
+    parse(words)
 
 
 def test_the_check_of_options_finds_a_wrong_one():
@@ -169,26 +149,17 @@ def test_systemd_reads_every_line_of_the_units(tmp_path):
 
 
 def test_units_share_one_list_of_what_is_shut():
-    assert len(UNITS) == 5
+    assert len(UNITS) == 3
     lists = {SAME.search(unit.read_text())[0] for unit in UNITS}
     assert len(lists) == 1
     assert {"LimitCORE=0", "MemorySwapMax=0", "UMask=0077"} <= set(lists.pop().splitlines())
 
 
-def test_units_run_under_accounts_that_exist_and_carriers_under_none_of_ours():
+def test_units_run_under_accounts_that_exist():
     accounts = re.findall(r"^u\s+(\S+)", (DEPLOY / "systemd/veilstream.conf").read_text(), re.MULTILINE)
     users = {unit.name: settings(unit)["User"][0] for unit in UNITS if unit.name != PROBE}
     assert settings(DEPLOY / "systemd" / PROBE)["DynamicUser"] == ["yes"]
     assert set(users.values()) == set(accounts)
-    carriers = {"veilstream-supernode@.service"}
-    assert not {users[c] for c in carriers} & {u for n, u in users.items() if n not in carriers}
-    for name in carriers:
-        found = settings(DEPLOY / "systemd" / name)
-        assert found["TemporaryFileSystem"] == ["/:ro"]
-        assert found["ProtectSystem"][-1] == "no"  # any other would undo the line before, silently
-        bound = shlex.split(" ".join(found["BindReadOnlyPaths"] + found["BindPaths"]))
-        ours = {path.lstrip("-") for path in bound if "veilstream" in path}
-        assert ours == {"/opt/veilstream-carrier", "/run/veilstream-%i", f"/var/lib/{users[name]}"}
 
 
 def test_a_restart_is_prevented_for_documented_exit_codes_only():
@@ -233,13 +204,8 @@ def test_locks_have_hashes_and_hold_what_is_needed(lock):
     assert all("--hash=sha256:" in pin for pin in pins)
     names = {re.match(r"[\w.-]+", pin)[0] for pin in pins}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {
-        "deploy": ["federation"],
-        "deploy-jax": ["federation", "jax"],
-        "superlink": ["flower"],
-        "carrier-flower": ["flower"],
-    }[Path(lock).stem]
-    wanted = [] if "carrier" in lock else [*project["dependencies"]]
+    extras = {"deploy": ["federation"], "deploy-jax": ["federation", "jax"]}[Path(lock).stem]
+    wanted = [*project["dependencies"]]
     wanted += [each for extra in extras for each in project["optional-dependencies"][extra]]
     missing = {re.match(r"[\w.-]+", each)[0] for each in wanted} - names
     assert not missing, f"{lock} lacks {missing}: scripts/lock makes it again"
@@ -271,15 +237,3 @@ def test_services_are_shut_and_learners_see_the_server_alone(path):
         assert not networks[one] & networks[other]
     for name in set(services) - {"server"}:
         assert all(whole["networks"][network]["internal"] for network in networks[name])
-
-
-def test_a_carriers_container_shares_the_folder_of_the_socket_and_nothing_else():
-    services = compose(DEPLOY / "compose.flower.yaml")["services"]
-    sources = {name: {volume.split(":")[0] for volume in service["volumes"]} for name, service in services.items()}
-    for name in ("north", "south", "west"):
-        carrier = f"{name}-supernode"
-        shared = {other: sources[carrier] & sources[other] for other in services if other != carrier}
-        assert {other: what for other, what in shared.items() if what} == {name: {f"{name}-socket"}}
-        assert services[carrier]["user"] != services[name]["user"]
-        assert not [source for source in sources[carrier] if "keys" in source]
-        assert "networks" not in services[name]

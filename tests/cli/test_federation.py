@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import tomllib
 import warnings
 
 import pytest
 
 from tests.cli.test_plan import veilstream
 from tests.support.federation import options, plan_of
-from veilstream.errors import InputError
 from veilstream.federation.demo import demo_plan
-
-
-def test_a_demo_keeps_flower_off_the_learners_account_or_says_why_it_cannot(tmp_path, monkeypatch):
-    from veilstream.federation import demo
-
-    monkeypatch.setattr(demo.os, "geteuid", lambda: 1000)
-    with pytest.raises(InputError) as error:
-        demo.run_demo(tmp_path / "demo", "flower", demo_plan(1, 1))
-    assert "records, store and keys" in str(error.value)
-    assert "--trust-carrier" in str(error.value)
-    assert not (tmp_path / "demo").exists()
 
 
 def test_a_learner_that_dials_needs_to_know_where(tmp_path):
@@ -36,26 +22,6 @@ def test_a_learner_that_dials_needs_to_know_where(tmp_path):
     )
     assert done.returncode == 2
     assert "--server" in done.stderr
-
-
-def test_the_flower_app_names_where_things_are_on_the_superlinks_machine(tmp_path):
-    (tmp_path / "plan.toml").write_text(demo_plan(1, 2).to_toml())
-    done = veilstream("federation", "flower-app", "app", "--plan", "plan.toml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "flwr run app" in done.stdout
-    app = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert app["config"] == {
-        "plan": str(tmp_path / "plan.toml"),
-        "keys": str(tmp_path / "keys/server"),
-        "out": str(tmp_path / "runs/federation-demo"),
-    }
-    for name in ("serverapp", "clientapp"):
-        module, _, attribute = app["components"][name].partition(":")
-        assert importlib.util.find_spec(module) is not None
-        assert attribute == "app"
-    again = veilstream("federation", "flower-app", "app", "--plan", "plan.toml", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "a new or empty folder" in again.stderr
 
 
 def test_a_reply_before_the_end_of_the_window_is_refused(tmp_path):

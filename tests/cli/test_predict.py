@@ -89,7 +89,7 @@ def test_rows_that_cannot_be_used_are_there_counted_and_explained(run):
     }
     assert all(row["unusable"] == "" for row in found if row["prediction"])
     assert "48 predictions" in err
-    assert "12 rows have an empty prediction. row 4: age: the cell is empty" in err
+    assert "12 rows without a prediction. row 4: age: the cell is empty" in err
     code, out, _ = run("predict", "model.npz", "new.csv", "--json")
     told = json.loads(out)
     assert (told["rows"], len(told["unusable"]), len(told["predictions"])) == (60, 12, 60)

@@ -356,3 +356,30 @@ def test_whatever_an_iterator_yields_takes_a_step():
     named = {0: "ann", 9: b"\xff", 11: "17"}
     assert [each.tag for each in got.got] == [named.get(place, nobody[place]) for place in range(len(given))]
     source.close()
+
+
+def test_of_a_file_with_a_column_of_learners_only_blank_rows_and_those_of_others_are_skipped(tmp_path):
+    plan = table_plan_of(learners=2, data={"learner": "site"})
+    header = ["site", "person", "y", *(f"x{i}" for i in range(DIM))]
+    good = ["north", "{}", "yes", *["0.5"] * DIM]
+    rows = [
+        [good[0], "ann", *good[2:]],
+        ["", "bob", *good[2:]],
+        [*good, "one cell more"],
+        ["north", "cyd", "yes", "1" * 200_000, *["0.5"] * (DIM - 1)],
+        ["south", "dan", *good[2:]],
+        [""] * len(good),
+        ["", "", *good[2:]],
+        ["north", "eve", *good[2:]],
+    ]
+    (tmp_path / "r.csv").write_text("\n".join(",".join(row) for row in [header, *rows]) + "\n")
+    got = Round(8)
+    got.serve(open_source(str(tmp_path / "r.csv"), plan, "north", whole=True))
+    assert [(each.tag, each.sample is not None) for each in got.got] == [
+        ("ann", True),
+        ("bob", False),
+        ("r.csv:2", False),
+        ("r.csv:3", False),
+        ("r.csv:6", False),
+        ("eve", True),
+    ]

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.federation import World, plan_of, seeds_by_name, wait_for
 from veilstream.errors import ProtocolError
+from veilstream.federation.protocol.messages import Reply
 from veilstream.federation.protocol.transport import Failure
 
 ROUNDS = 5
@@ -32,15 +33,7 @@ def direct(root, plan) -> World:
     return DirectWorld(root, plan, NAMES)
 
 
-def flower(root, plan) -> World:
-    """The grid is a stand-in; `engine/test_flower.py` has the real one."""
-    pytest.importorskip("flwr")
-    from tests.support.flower import GridWorld
-
-    return GridWorld(root, plan, NAMES)
-
-
-WORLDS = [loopback, direct, flower]
+WORLDS = [loopback, direct]
 
 
 @pytest.fixture(params=WORLDS, ids=lambda world: world.__name__)
@@ -183,7 +176,8 @@ def test_a_message_over_the_limit_fails_and_nothing_else(make, undisturbed):
     found = []
     wait_for(lambda: found.extend(transport.receive(0.1)) or found)
     assert [where for where, _ in found] == [node]
-    assert isinstance(found[0][1], Failure)
+    what = found[0][1]  # the transport does not carry it, or its learner does not read it
+    assert isinstance(what, Failure) or Reply.read(what, world.keys_of(node).identity.public).kind == "refusal"
     coordinator = world.coordinator()
     coordinator.go(transport)
     assert coordinator.models.read(ROUNDS).tobytes() == undisturbed

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.known_secrets import NamedRounds
-from tests.support.secret_order import D, account_as_known, model, people, plan_of, sample
+from tests.support.secret_order import D, model, people, plan_of, sample
 from veilstream.deployment.epochs import ORDER_SECRET, LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import inspect, part_of_person, verify
@@ -23,11 +23,6 @@ from veilstream.records.secret_order import chosen_step
 
 SECRET = bytes(range(100, 132))
 NAMED = LearnerParts(rounds=lambda terms, epoch: NamedRounds(terms, epoch, "same"), order_secret=lambda: SECRET)
-
-
-@pytest.fixture(autouse=True)
-def accounting(monkeypatch):
-    account_as_known(monkeypatch)
 
 
 def learner_at(store, plan=None, **more) -> Learner:
@@ -187,6 +182,21 @@ def test_what_the_ledger_keeps_says_nothing_of_steps(tmp_path):
     assert max(map(max, lengths)) - min(map(min, lengths)) <= 2  # digits of a step's number
 
 
+def test_an_epoch_takes_no_more_than_its_steps_count_on_and_leaves_the_others_for_the_next(tmp_path):
+    """Else a step would have more people on average than the number that it is divided by."""
+    store, plan = tmp_path / "s.db", plan_of(rounds=2, local_steps=1, clients_per_step=10)
+    everyone = [*people(0, 15), *people(0, 3), *people(15, 40)]
+    with learner_at(store, plan) as learner:
+        told = learner.use_records(everyone)
+        assert (told.records, told.again) == (17, 3)
+        rounds_of(learner, range(2))
+        learner.new_epoch()
+        assert learner.use_records(everyone).records == 20
+        rounds_of(learner, range(2))
+        assert learner.may_take("p54")
+    assert verify(store).clients == 37
+
+
 def test_everyone_indexed_has_taken_part_and_day_two_takes_new_people_only(tmp_path):
     store, plan = tmp_path / "s.db", plan_of(rounds=2)
     with learner_at(store, plan) as learner:
@@ -205,20 +215,6 @@ def test_everyone_indexed_has_taken_part_and_day_two_takes_new_people_only(tmp_p
         assert told.records == 20
         learner.learn_round(0, model(0))
     assert verify(store).clients == 50
-
-
-def test_a_person_may_come_in_as_many_epochs_as_the_plan_prices(tmp_path):
-    store, plan = tmp_path / "s.db", plan_of(rounds=1, epochs_per_person=2)
-    with learner_at(store, plan) as learner:
-        for epoch, expected in enumerate((30, 30, 0)):
-            if not expected:
-                with pytest.raises(InputError, match="at least 2 people"):
-                    learner.use_records(people(0, 30))
-                break
-            assert learner.use_records(people(0, 30)).records == expected
-            learner.learn_round(0, model(0))
-            learner.new_epoch()
-            assert learner.epoch == epoch + 1
 
 
 def rounds_of(learner: Learner, rounds) -> list[bytes]:
@@ -266,7 +262,7 @@ def test_a_round_is_filled_up_to_one_amount_of_work(tmp_path):
             return gradients(z, clients)
 
         learner.steps.gradients = counted
-        index = learner._secret_steps.index
+        index = learner._records.index
         came = [[sum(len(p.targets) for p in index.pieces(3 * r + t)) for t in range(3)] for r in range(8)]
         for r in range(8):
             found.append(0)
@@ -279,7 +275,7 @@ def test_more_clients_than_a_round_is_filled_up_to_are_rarer_than_promised():
     """Bernstein's bound against the exact binomial tail, over all rounds."""
     from scipy.stats import binom
 
-    from veilstream.deployment.secret_steps import MORE_THAN_THAT, most_of_a_round
+    from veilstream.deployment.epoch_records import MORE_THAN_THAT, most_of_a_round
 
     for clients, rounds in itertools.product((12, 100, 6000, 10**7), (1, 2, 6, 100, 10_000)):
         most = most_of_a_round(clients, rounds)
@@ -289,12 +285,12 @@ def test_more_clients_than_a_round_is_filled_up_to_are_rarer_than_promised():
 
 def test_large_steps_need_no_more_than_one_transaction(tmp_path):
     """More clients than a learner stores together elsewhere."""
-    with learner_at(tmp_path / "s.db", plan_of(rounds=2, local_steps=1, clients_per_step=256)) as learner:
+    with learner_at(tmp_path / "s.db", plan_of(rounds=2, local_steps=1, clients_per_step=750)) as learner:
         learner.use_records(people(0, 1500))
         before = learner.ledger.chain.length
         learner.learn_round(0, model(0))
         kinds = [record.kind for record in learner.ledger.records(before)]
-        assert kinds == ["clients"] * 6 + ["ordered", "pin", "steps", "message"]
+        assert kinds == ["clients"] * 3 + ["ordered", "pin", "steps", "message"]
     assert verify(tmp_path / "s.db").clients == 1500
 
 
@@ -306,14 +302,13 @@ def test_an_interrupted_enrolment_goes_on(tmp_path, monkeypatch):
 
         def stop(point):
             seen.append(point)
-            if seen.count("clients-witnessed") == 2:
+            if seen.count("clients-witnessed") == 1:
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(type(learner.ledger), "reached", staticmethod(stop))
         with pytest.raises(KeyboardInterrupt):
             learner.begin_round(0, model(0))
         monkeypatch.undo()
-    account_as_known(monkeypatch)
     assert verify(store).clients == 512
     with learner_at(store, parts=NAMED) as learner:
         assert learner.use_records(people(0, 700)).records == 700

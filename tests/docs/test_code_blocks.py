@@ -30,13 +30,13 @@ LIST: dict[str, dict[str, list[str]]] = tomllib.loads((ROOT / "tests/docs/not_ru
 LANGUAGES = {"python", "py", "sh", "toml", "text"}
 """text is what a program prints, or a drawing; all others are code."""
 
-PYTHON_HERE = ("in-python", "use-the-model", "new-mechanism", "workloads", "theory", "privacy")
+PYTHON_HERE = ("in-python", "any-transport", "use-the-model", "new-mechanism", "workloads", "theory", "privacy")
 PYTHON_ELSEWHERE = {
     "docs/your-model.md": "tests/conformance/test_own_models.py",
     "docs/tutorial.md": "tests/docs/test_code_blocks.py",
     "docs/training-loop.md": "tests/deployment/test_torch_training.py",
 }
-SHELL_HERE = ("README.md", "docs/planning.md", "docs/audit.md", "docs/your-data.md")
+SHELL_HERE = ("README.md", "docs/planning.md", "docs/your-data.md")
 SHELL_ELSEWHERE = {
     "docs/quickstart.md": "tests/cli/test_ten_minutes.py",
     "docs/tutorial.md": "tests/docs/test_code_blocks.py",

@@ -11,6 +11,7 @@ from tests.support.pages import PAGES, ROOT, load, name_of
 from veilstream.plans.experiments import FIGURES
 
 RESULTS = ROOT / "docs/results"
+TUTORIAL = (ROOT / "docs/tutorial.md").read_text("utf-8")
 MADE = {"docs/plan-keys.md", "docs/commands.md", "docs/exit-codes.md"}
 """Pages that docs/reference_pages.py makes from the program."""
 
@@ -69,7 +70,8 @@ def exists(command: str) -> bool:
     if figure := re.search(r"\./run reproduce (\w+)", command):
         return figure[1] in FIGURES
     if preset := re.search(r"\./run (?:run|plan) ([\w/.]+)", command):
-        return any((ROOT / path).exists() for path in (preset[1], f"experiments/{preset[1]}.toml"))
+        plans = (preset[1], f"experiments/{preset[1]}.toml")
+        return any((ROOT / path).exists() for path in plans) or f"`{preset[1]}`" in TUTORIAL
     return False
 
 

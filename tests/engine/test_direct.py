@@ -24,6 +24,7 @@ from tests.support.federation import DIM, Lines, options, plan_of, seeds_by_name
 from veilstream.errors import InputError
 from veilstream.federation.direct import DirectServer, certificates, wire
 from veilstream.federation.keys.new_keys import add_learner, make_keys, remove_learner, renew_learner
+from veilstream.federation.protocol.sizes import reply_limit, request_limit
 from veilstream.federation.protocol.transport import Failure
 
 
@@ -179,7 +180,7 @@ def test_a_request_over_the_limit_is_not_sent(world):
     transport = world.transport()
     world.connect("a", echo)
     connected(world, "a")
-    largest = wire.request_limit(DIM)
+    largest = request_limit(DIM)
     transport.send("a", bytes(largest + 1))
     ((node, what),) = replies(transport, 1)
     assert node == "a"
@@ -205,7 +206,7 @@ def test_a_server_and_its_learners_end_quietly(world, caplog):
 
 def test_many_rounds_leave_nothing_behind(world):
     transport = world.transport()
-    size = wire.request_limit(DIM)
+    size = request_limit(DIM)
     world.connect("a", echo)
     connected(world, "a")
     tracemalloc.start()
@@ -225,10 +226,10 @@ def test_many_rounds_leave_nothing_behind(world):
 
 def test_the_largest_messages_pass(world):
     transport = world.transport()
-    largest = bytes(wire.reply_limit(DIM))
+    largest = bytes(reply_limit(DIM))
     world.connect("a", lambda _: largest)
     connected(world, "a")
-    transport.send("a", bytes(wire.request_limit(DIM)))
+    transport.send("a", bytes(request_limit(DIM)))
     assert replies(transport, 1) == [("a", largest)]
 
 
@@ -240,7 +241,7 @@ def test_a_reply_over_the_limit_ends_its_own_stream_only(world):
         connected(world, "a", "b")
         transport.send("a", b"1")
         assert hostile.read() == b"Q1"
-        hostile.send(wire.REPLY + bytes(wire.reply_limit(DIM) + 1))
+        hostile.send(wire.REPLY + bytes(reply_limit(DIM) + 1))
         assert hostile.status() == grpc.StatusCode.RESOURCE_EXHAUSTED
     ((node, what),) = replies(transport, 1)
     assert node == "a"

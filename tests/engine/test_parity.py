@@ -1,6 +1,6 @@
 """A federation's models are the simulation's, under the same draws, whatever carries the messages.
 
-Flower's part is in `test_flower.py`, whose federation takes long to start.
+Those over plain HTTP, Flower and FLARE are in `test_frameworks.py`.
 
 `studies.parity` gives the learners their draws; no deployed daemon has the parts to join with them.
 """
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from studies.parity import SEED, GivenNoise, parity_plan, simulate
 
-from tests.support.federation import serve
 from veilstream.federation.direct import DirectNode, DirectServer
 from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
 from veilstream.federation.keys.new_keys import make_keys
@@ -34,16 +33,14 @@ def simulated(tmp_path_factory):
     return plan, simulate(plan, tmp_path_factory.mktemp("parity") / "run")["buffered"]
 
 
-def start_daemons(root: Path, plan, stack: ExitStack) -> tuple[dict[str, Path], dict[str, Daemon]]:
-    sockets, daemons = {}, {}
+def start_daemons(root: Path, plan, stack: ExitStack) -> dict[str, Daemon]:
+    daemons = {}
     for place, name in enumerate(NAMES):
         learner = GivenNoise.at(place)(plan, root / name / "s.db", task_of(plan), create=True)
         keys = LearnerKeys.load(root / "keys/learners" / name)
         daemon = daemons[name] = Daemon(learner, keys, PlanSource(plan, place), parts=learner.parts)
-        sockets[name] = root / f"{name}.sock"
         stack.callback(daemon.close)
-        stack.callback(serve(daemon, sockets[name]).close)
-    return sockets, daemons
+    return daemons
 
 
 @pytest.mark.parametrize("carried_by", ["loopback", "direct"])
@@ -51,11 +48,11 @@ def test_released_models_equal_the_simulations(carried_by, simulated, tmp_path):
     plan, expected = simulated
     make_keys(tmp_path / "keys", ["127.0.0.1", "localhost"], list(NAMES))
     with ExitStack() as stack:
-        sockets, daemons = start_daemons(tmp_path, plan, stack)
+        daemons = start_daemons(tmp_path, plan, stack)
         x0 = np.asarray(task_of(plan).init(SEED), np.float32)
         keys = ServerKeys.load(tmp_path / "keys/server")
         coordinator = Coordinator(plan, x0, keys, tmp_path / "run")
-        transport = Loopback(sockets)
+        transport = Loopback({name: daemon.handle for name, daemon in daemons.items()})
         if carried_by == "direct":
             transport = streams_between(tmp_path, daemons, len(x0), stack)
         coordinator.go(transport)

@@ -55,8 +55,7 @@ def test_a_learner_that_never_says_who_it_is_costs_no_memory(stage, monkeypatch)
     for _ in range(200):
         server.enrol(stage)
         server.after_end(stage)
-    assert max(len(asking.asked) for asking in server._enrolling.values()) <= 16
-    assert max(len(asking.asked) for asking in server._ending.values()) <= 16
+    assert max(len(asked) for asked in server.server._asked.values()) <= 16
 
 
 @pytest.fixture

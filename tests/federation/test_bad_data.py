@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.support.federation import csv_of, options, rows_of, table_plan_of, wait_for
+from tests.support.federation import connect_here, csv_of, options, rows_of, table_plan_of, wait_for
 from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.terms import Terms
@@ -21,7 +21,6 @@ from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.local_account import read_account
 from veilstream.federation.learner.process import LearnerService
-from veilstream.federation.protocol import frames
 from veilstream.federation.protocol.messages import Reply, Request
 from veilstream.plans.plan import Plan
 
@@ -38,19 +37,12 @@ class Beside:
         self.public = LearnerKeys.load(root / "keys/learners/a").identity.public
         self.file, self.store = root / "records.csv", root / "a.db"
         self.dim = 6
+        self.handlers: dict = {}
 
     def service(self, **options) -> LearnerService:
-        return LearnerService(
-            self.plan,
-            self.root / "keys/learners/a",
-            self.store,
-            str(self.file),
-            None,
-            new_store=True,
-            trust_carrier=True,
-            socket=self.root / "s",
-            **options,
-        )
+        keys, at = self.root / "keys/learners/a", ("127.0.0.1", 1)
+        service = LearnerService(self.plan, keys, self.store, str(self.file), at, new_store=True, **options)
+        return connect_here(service, self.handlers)
 
     def write(self, content: str | bytes) -> Beside:
         self.file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -84,7 +76,7 @@ class Beside:
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            wait_for(lambda: (self.root / "s").exists() or failed)
+            wait_for(lambda: self.handlers or failed)
             assert not failed, failed
             yield thread
         finally:
@@ -95,7 +87,7 @@ class Beside:
     def ask(self, r: int) -> Reply:
         x = np.full(self.dim, 0.1, "<f4").tobytes()
         request = Request("round", "run", "a", "n", r, None, body=x).sign(self.server.identity)
-        return Reply.read(frames.ask(self.root / "s", request, 20.0), self.public)
+        return Reply.read(self.handlers["a"](request), self.public)
 
     def clients(self) -> int:
         return verify(self.store).clients
@@ -215,7 +207,7 @@ def test_a_server_whose_model_has_another_dimension(beside):
     with beside.running():
         other = Terms.of(beside.plan, 7).settings
         request = Request("enrol", "run", "a", "n", settings=other).sign(beside.server.identity)
-        reply = Reply.read(frames.ask(beside.root / "s", request, 20.0), beside.public)
+        reply = Reply.read(beside.handlers["a"](request), beside.public)
         assert reply.kind == "refusal"
         assert "d: server 7, learner 6" in reply.facts["why"]
         beside.dim = 7

@@ -458,7 +458,7 @@ def test_a_second_learner_with_the_same_name_is_refused_and_the_first_goes_on(tm
         twin.start("a")
         from veilstream.federation.loopback import Loopback
 
-        transport = Loopback({name: world.socket(name) for name in world.names} | {"twin": twin.socket("a")})
+        transport = Loopback(world.handlers | {"twin": twin.handlers["a"]})
         coordinator = world.coordinator()
         coordinator.go(transport)
         twin.close()

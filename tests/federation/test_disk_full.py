@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.support.federation import Plain, World, plan_of, wait_for
+from tests.support.federation import Plain, World, connect_here, plan_of, wait_for
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.paths import check_room
 from veilstream.deployment.ledger.rescue import begin_again
@@ -30,19 +30,18 @@ from veilstream.reports import learner_page
 @contextmanager
 def running(world: World):
     """A learner's whole service in a thread, and a way to ask its API."""
-    service = LearnerService(
+    made = LearnerService(
         world.plan,
         world.root / "keys/learners/a",
         world.root / "a.db",
         "plan:0",
-        None,
+        ("127.0.0.1", 1),
         learner_api=("127.0.0.1", 0),
         task=Plain(),
         new_store=True,
-        socket=world.socket("a"),
-        trust_carrier=True,
         pages=learner_page,
     )
+    service = connect_here(made, world.handlers)
     stop, ended = threading.Event(), []
 
     def run() -> None:
@@ -54,7 +53,7 @@ def running(world: World):
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        wait_for(lambda: ended or world.socket("a").exists())
+        wait_for(lambda: ended or "a" in world.handlers)
         yield service, ended
     finally:
         stop.set()
@@ -109,7 +108,7 @@ def test_a_learner_whose_disk_was_full_goes_on_and_releases_nothing_twice(what, 
             assert "takes and sends nothing" in page
             assert "could not be written" in page
             assert b"veilstream_learner_healthy 0.0" in asked(service, "/metrics", token)[1]
-            assert not world.socket("a").exists()  # the server sees only that it is away
+            assert "a" not in world.handlers  # the server sees only that it is away
             disk.clear()
         going.join(30)
         assert coordinator.finished

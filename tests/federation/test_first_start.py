@@ -9,7 +9,6 @@ from tests.deployment.test_learner import Still, plan_of
 from tests.support.federation import options
 from veilstream.errors import InputError
 from veilstream.federation.keys.new_keys import make_keys
-from veilstream.federation.learner import process as service
 from veilstream.federation.learner.process import LearnerService
 
 
@@ -40,12 +39,12 @@ def test_the_service_makes_a_store_when_asked_and_says_what_a_person_should_know
     def no_server(*_, **__):
         raise Reached
 
-    monkeypatch.setattr(service.CarrierSocket, "start", no_server)
+    monkeypatch.setattr(LearnerService, "_node", no_server)
     keys, store = place / "keys/learners/north", place / "north.db"
 
     def start(**more):
         caplog.clear()
-        learner = LearnerService(plan_of(), keys, store, "plan:0", None, socket=place / "s", task=Still(), **more)
+        learner = LearnerService(plan_of(), keys, store, "plan:0", ("127.0.0.1", 1), task=Still(), **more)
         try:
             learner.run()
         except Reached:

@@ -203,7 +203,7 @@ def test_two_thousand_damaged_and_signed_messages_do_not_end_the_server(stage):
     evil.handle = handle
     server = stage.coordinator()
     while sent < 2000:
-        server._enrolling.clear()
+        server._again_at.clear()
         server._places.pop("a", None)
         server.enrol(stage)
     stage.went_on(server)

@@ -11,12 +11,12 @@ import veilstream as vs
 from tests.federation.test_learner_api import Served
 from tests.support.federation import DIM, FEATURES, World, plan_of, rows_of, source_of, table_plan_of
 from veilstream.deployment.learner import Learner
-from veilstream.federation.direct.wire import request_limit
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.published_model import PublishedModel, published_path
 from veilstream.federation.protocol.fold import FoldState
 from veilstream.federation.protocol.messages import Reply, Request
+from veilstream.federation.protocol.sizes import request_limit
 from veilstream.learning.linear_tasks import LeastSquares
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
@@ -64,10 +64,13 @@ def test_where_nothing_is_averaged_x_is_sent_once(tmp_path):
     with World(tmp_path, plan_of(rounds=3)).start_all() as world:
         coordinator = world.coordinator()
         bodies = []
-        asked, coordinator._round_body = coordinator._round_body, None
-        coordinator._round_body = lambda: bodies.append(asked()) or bodies[-1]
-        coordinator.go(world.transport())
-        assert [(len(body), published) for body, published in bodies] == [(4 * DIM, r) for r in range(3)]
+        transport = world.transport()
+        send = transport.send
+        transport.send = lambda node, head, body=b"": bodies.append(head + body) or send(node, head, body)
+        coordinator.go(transport)
+        key = ServerKeys.load(tmp_path / "keys/server").identity.public
+        sent = {(len(r.body), r.published) for r in (Request.read(body, key) for body in bodies) if r.kind == "round"}
+        assert sent == {(4 * DIM, r) for r in range(3)}
         np.testing.assert_array_equal(world.daemons["a"].published.model.parameters, coordinator.models.read(2))
 
 
@@ -78,7 +81,7 @@ def test_an_average_is_sent_a_hundred_times_in_a_long_run(tmp_path):
     sent = []
     for r in range(400):
         coordinator.fold.state = FoldState(r, x, 0.5 * x, np.zeros(DIM, np.float32))
-        body, published = coordinator._round_body()
+        _, body, _, published = coordinator.server._round()
         assert len(body) <= request_limit(DIM) - request_limit(0)
         np.testing.assert_array_equal(np.frombuffer(body, "<f4")[:DIM], x)
         if published is not None:

@@ -147,5 +147,5 @@ def test_the_service_tells_its_stream_that_the_run_is_over(tmp_path):
         )
         node = service._node(daemon, daemon.learner)
         assert not node._client._run_over()
-        daemon.dismissed = True
+        daemon.site.dismissed = True
         assert node._client._run_over()

@@ -146,7 +146,7 @@ def test_an_iterator_of_people_who_were_there_before_does_not_get_stuck():
 
 
 def test_what_waiting_costs_where_people_call_is_said(tmp_path, caplog):
-    from veilstream.federation.learner.process import least_clients
+    from veilstream.federation.learner.source_start import least_clients
 
     class Learner:
         class terms:  # noqa: N801

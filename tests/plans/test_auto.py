@@ -17,7 +17,7 @@ from veilstream.deployment.terms import Terms, differences
 from veilstream.errors import InputError
 from veilstream.plans.auto import GAMMA_SHARE, KAPPA, KAPPA_NUMBER, ROUND_CAP, PublicFacts
 from veilstream.plans.plan import Plan, PlanError
-from veilstream.plans.prepare import prepare
+from veilstream.plans.prepare import PlanNotice, prepare
 from veilstream.plans.tasks import task_of
 from veilstream.privacy.gradient_types import RawGradient
 from veilstream.simulation.engine import Simulation
@@ -75,11 +75,68 @@ def test_numbers_bear_less_noise_than_classes():
     assert found.auto.margin_noise == pytest.approx(KAPPA_NUMBER, rel=0.01)
 
 
-def test_beyond_the_limit_of_buffered_workloads_noise_is_made_for_running_sums():
-    short, long = prepared(plan_of()), prepared(plan_of(rounds=1400))
-    assert (short.plan.objective, long.plan.objective) == ("published", None)
+def test_what_is_published_is_a_short_exponential_average_unless_the_method_says_otherwise():
+    """A hundredth of the run, whatever the plan; noise is made for running sums, where gradients are taken."""
+    short, long = prepared(plan_of()), prepared(plan_of(rounds=400, local_steps=1))
+    assert (short.plan.newest_weight, long.plan.newest_weight) == (1.0, 0.25)
+    assert (short.plan.averaging, short.plan.objective) == (None, None)
     assert long.auto.margin_noise == pytest.approx(KAPPA, rel=0.01)
-    assert prepared(plan_of({"mechanism": "tree"})).plan.objective is None
+    own = prepared(plan_of({"averaging": 3.0}))
+    assert (own.plan.averaging, own.plan.newest_weight) == (3.0, None)
+    assert "averaging 3.0" in str(own.auto)
+
+
+def test_after_a_change_the_default_average_is_fresh_and_the_long_one_stale():
+    """Weights of what is published half a run after a change: a power-3 average still has records from before it."""
+    old = {}
+    for name, method in (("default", {}), ("power 3", {"averaging": 3.0})):
+        plan = plan_of(method, rounds=400, local_steps=1)
+        W = plan.workload_of(prepared(plan).plan).matrix()
+        weights = -np.diff(np.append(W[300], 0.0))  # of the models x^1, x^2, ... in what is published after round 300
+        old[name] = weights[:250].sum() / weights.sum()
+    assert old["default"] < 1e-4
+    assert old["power 3"] > 0.4
+
+
+SHARES = {"kind": "table", "client": "#row", "label": "y", "labels": ("a", "b"), "label_shares": (0.8, 0.2)}
+FEATURES = ({"name": "x", "low": 0.0, "high": 1.0},)
+
+
+def test_it_says_before_anything_is_spent_that_the_commonest_label_will_do_as_well():
+    """From the plan alone: few records at a small epsilon; with many more it expects a gain."""
+    data = SHARES | {"features": FEATURES}
+    with pytest.warns(PlanNotice, match="no better than the 0.50 of always naming the labels' shares"):
+        few = prepared(plan_of(data=data, epsilon=0.5))
+    many = prepared(plan_of(data=data, epsilon=8.0, rounds=4000, learners=20))
+    shares = -(0.8 * math.log(0.8) + 0.2 * math.log(0.2))
+    assert few.auto.outlook.majority_loss == pytest.approx(shares, rel=1e-12)
+    assert few.auto.outlook.records == 12 * 3 * LEARNERS
+    assert not few.auto.outlook.worth_it
+    assert many.auto.outlook.worth_it
+    assert few.auto.outlook.expected_loss > shares > many.auto.outlook.expected_loss
+    assert "Outlook: expected average loss" in str(many.auto)
+
+
+@pytest.mark.filterwarnings("ignore::veilstream.plans.prepare.PlanNotice")
+def test_the_outlook_falls_with_every_public_fact_that_helps():
+    data = SHARES | {"features": FEATURES, "label_shares": (0.5, 0.5)}
+    base = {"epsilon": 1.0, "rounds": 40, "local_steps": 1, "learners": 3}
+
+    def expected(**changes):
+        return prepared(plan_of(data=data, **(base | changes))).auto.outlook.expected_loss
+
+    usual = expected()
+    assert expected(epsilon=2.0) < usual
+    assert expected(rounds=80) < usual
+    assert expected(learners=12) < usual
+    assert expected(epsilon=0.1) > usual
+    assert expected(epsilon=8.0, rounds=400) < math.log(2) < expected(epsilon=0.1)
+
+
+def test_numbers_and_unknown_tasks_have_no_outlook():
+    assert prepared(plan_of(task="least_squares")).auto.outlook is None
+    assert prepared(plan_of(task="custom", data={"kind": "custom"})).auto.outlook is None
+    assert "state data.label_shares" in str(prepared(plan_of()).auto)
 
 
 def test_a_task_of_ones_own_is_assumed_to_have_features_of_norm_one_and_says_so():
@@ -97,14 +154,7 @@ def test_longer_features_get_a_shorter_step_and_a_larger_gamma():
 def test_clip_norm_is_one_whatever_the_plan_has_for_other_methods():
     found = prepared(plan_of(clip_norm=0.03))
     assert found.rule.clip_norm == found.guarantee.clip_norm == 1.0
-    same = {
-        "kind": "ours",
-        "step_size": 1.0,
-        "clip_norm": 1.0,
-        "mechanism": "buffered",
-        "averaging": 3.0,
-        "objective": "published",
-    }
+    same = {"kind": "ours", "step_size": 1.0, "clip_norm": 1.0, "mechanism": "buffered"}
     assert found.noise_std == prepared(plan_of(same)).noise_std
 
 
@@ -209,14 +259,13 @@ def test_terms_hold_the_resolved_numbers_and_say_which_differ():
     assert ours == Terms.of(Plan.parse(plan.to_toml()), DIM).settings
     assert ours["gamma"] == found.rule.gamma
     assert ours["methods.step_size"] == found.plan.step_size
-    assert ours["methods.averaging"] == 3.0
+    assert (ours["methods.averaging"], ours["methods.newest_weight"]) == (None, 1.0)
     clipping = {
         "kind": "ours",
         "mechanism": "buffered",
         "step_size": found.plan.step_size,
         "server_step_size": found.plan.server_step_size,
-        "averaging": 3.0,
-        "objective": "published",
+        "newest_weight": 1.0,
     }
     theirs = Terms.of(plan_of(clipping), DIM).settings
     assert theirs["gamma"] is None

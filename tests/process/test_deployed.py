@@ -1,16 +1,14 @@
-"""Images' steps and roles without a container tool: accounts, roots, what a carrier sees."""
+"""Images' steps and roles without a container tool: accounts and roots."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +32,7 @@ pytestmark = [
 
 ROUNDS = 3
 PATIENCE_S = 180  # on a machine that does much else besides
-LEARNER, CARRIER, SHARED = 10001, 10002, 10100
+LEARNER = 10001
 MARK = "person-4711"  # in every record's tag
 CONTAINERFILE = ROOT / "deploy/Containerfile"
 
@@ -194,108 +192,3 @@ def test_an_image_holds_what_its_role_needs_and_nobody_writes_there(images):
     for role in ("server", "learner"):
         done = images[role].run("python3", "-c", LOOK)
         assert (done.stdout.strip(), done.returncode) == ("['grpc', 'numpy']", 0), done.stderr
-
-
-@pytest.mark.slow
-def test_the_carriers_image_has_flower_and_the_app(images, world):
-    pytest.importorskip("flwr")
-    image = build(CONTAINERFILE, "supernode", world / "images", images)
-    done = image.run("python3", "-c", LOOK)
-    assert (done.stdout.strip(), done.returncode) == ("['flwr', 'grpc', 'numpy']", 0), done.stderr
-    load = "import veilstream.federation.flower.client_app as a; print(a.app)"
-    done = image.run("python3", "-c", load)
-    assert "ClientApp" in done.stdout, done.stderr
-
-
-# Looks for the mark of a record, and for files of the learner's, wherever this account can.
-SEARCH = """
-import os, socket, struct, sys
-mark, address, *guesses = sys.argv[1:]
-found = []
-for place in guesses or ["/"]:
-    for folder, folders, files in os.walk(place):
-        folders[:] = [f for f in folders if os.path.join(folder, f) not in
-                      ("/usr", "/packages", "/sys", "/dev", sys.base_prefix)]
-        for name in files:
-            path = os.path.join(folder, name)
-            if name.endswith((".db", ".witness", ".key", ".csv")) or folder.startswith("/proc/"):
-                try:
-                    with open(path, "rb") as file:
-                        content = file.read(1 << 20)
-                except OSError:
-                    continue
-                if mark.encode() in content or not folder.startswith("/proc/"):
-                    found.append(path)
-found = [p for p in found if "/proc/%d/" % os.getpid() not in p and "/proc/self/" not in p
-         and "/proc/thread-self/" not in p]
-with socket.socket(socket.AF_UNIX) as s:
-    s.connect(address)
-    request = sys.stdin.buffer.read()
-    s.sendall(struct.pack("<Q", len(request)) + request)
-    head = s.recv(8, socket.MSG_WAITALL)
-    answer = s.recv(4)
-try:
-    entries = os.listdir(os.path.dirname(address))
-except PermissionError:
-    entries = None
-print(found, answer, entries)
-"""
-
-
-def as_account(command: list[str], content: bytes, uid: int, gid: int, *groups: int):
-    return subprocess.run(
-        command, input=content, capture_output=True, timeout=PATIENCE_S, user=uid, group=gid, extra_groups=groups
-    )
-
-
-def test_a_carrier_reaches_the_socket_and_nothing_else(images, federation):
-    run = volume(federation / "socket", LEARNER, SHARED, 0o2710)
-    state, process = learner(
-        images["learner"],
-        federation,
-        "north",
-        "--socket",
-        "/run/veilstream/carrier.sock",
-        network=False,
-        volumes={"/run/veilstream": run},
-    )
-    log = Path(f"{state}.log")
-    address = run / "carrier.sock"
-    request = b"VSM2 and nothing that the server has signed"  # answered with a signed refusal
-    try:
-        wait_for(lambda: address.exists() or process.poll() is not None, PATIENCE_S)
-        assert process.poll() is None, log.read_text()
-        assert address.stat().st_mode & 0o777 == 0o660
-        # In a container, with the socket's folder as its only volume.
-        carrier = replace(images["base"], user=f"{CARRIER}:{SHARED}")
-        told = carrier.start(
-            "python3",
-            "-c",
-            SEARCH,
-            MARK,
-            "/run/veilstream/carrier.sock",
-            volumes={"/run/veilstream": run},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        out, _ = told.communicate(request, timeout=PATIENCE_S)
-        assert out.decode().strip() == "[] b'VSM2' None"
-        # And as that account on the machine itself, with the learner's folders before it.
-        pid = inside(process)
-        places = [str(state), f"{state}-witness", str(federation / "keys"), f"/proc/{pid}"]
-        places += [str(path) for path in federation.glob("*.csv")]
-        search = ["/usr/bin/python3", "-c", SEARCH, MARK, str(address), *places]
-        told = as_account(search, request, CARRIER, SHARED)
-        assert told.stdout.decode().strip() == "[] b'VSM2' None", told.stderr
-        # The same search by root finds plenty, so it can find.
-        told = as_account(search, request, 0, 0)
-        assert len(re.findall(r"\.(?:db|key|csv|witness)'", told.stdout.decode())) > 5, told
-        # A process of the learner's own account is not answered, and the log says why.
-        told = as_account(search, request, LEARNER, LEARNER, SHARED)
-        assert b"VSM2" not in told.stdout
-        wait_for(lambda: "own account" in log.read_text(), PATIENCE_S)
-        # A stranger of neither account does not get in.
-        told = as_account(search, request, 10003, 10003)
-        assert b"PermissionError" in told.stderr
-    finally:
-        end(process)

@@ -72,6 +72,18 @@ def test_windows_letters_are_read_and_said(tmp_path):
     assert "Windows-1252" in reader.notices[0]
 
 
+def test_a_header_says_the_encoding_where_no_record_does(tmp_path):
+    """As Excel writes a German table whose cells are plain. Of JSON the first line is a person's."""
+    rows = "".join(f"G{i},1\n" for i in range(300))
+    reader = table(tmp_path, ("Gästenr,Größe\n" + rows).encode("cp1252"))
+    assert reader.columns == ("Gästenr", "Größe")
+    assert "Windows-1252" in reader.notices[0]
+    with pytest.raises(InputError, match="a header in UTF-8"):  # one of the two is not as it should be
+        table(tmp_path, "Gästenr,Größe\n".encode("cp1252") + "Zoë,1\n".encode() + rows.encode())
+    lines = '{"who": "Zoë"}\n'.encode("cp1252") + b'{"who": "ann"}\n' * 300
+    assert cells(table(tmp_path, lines, "a.jsonl"))[:2] == [None, {"who": "ann"}]
+
+
 def test_one_row_that_is_no_text_is_refused_alone(tmp_path):
     many = "".join(f"p{i},{i}\n" for i in range(300)).encode()
     rows = cells(table(tmp_path, b"who,x\n" + many + b"b\xff\xfe,1\n" + many))
@@ -91,7 +103,7 @@ def test_rows_of_another_length_cannot_be_read(tmp_path, bad):
         ("", "empty"),
         ("who,x,who\n1,2,3\n", "columns 1, 3 of 3 a name is there twice"),
         ("1,2\n3,4\n", "names"),
-        (b"w\xffo,x\n1,2\n", "UTF-8"),
+        (b"w\x81o,x\n1,2\n", "UTF-8"),
     ],
 )
 def test_headers_that_cannot_be_used(tmp_path, content, says):

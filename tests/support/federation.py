@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,12 @@ from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.release import decode
-from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.loopback import Loopback
 from veilstream.federation.server.coordinator import Coordinator
+from veilstream.federation.server.sum_coordinator import SumCoordinator
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
@@ -123,10 +124,8 @@ class World:
         make_keys(root / "keys", ["127.0.0.1"], list(names))
         self.notes = Lines("veilstream.federation.server.coordinator")
         self.daemons: dict[str, Daemon] = {}
-        self.carriers: dict[str, CarrierSocket] = {}
-
-    def socket(self, name: str) -> Path:
-        return self.root / f"{name}.sock"
+        self.handlers: dict[str, Callable[[bytes], bytes]] = {}
+        """What answers for each learner that runs."""
 
     def store(self, name: str) -> Path:
         return self.root / name / "store.db"
@@ -141,11 +140,11 @@ class World:
         if not isinstance(source, WaitingSource):
             options.setdefault("replies", "when done")  # slots have tests of their own
         daemon = self.daemons[name] = Daemon(learner, self.keys_of(name), source, **options)
-        self.carriers[name] = serve(daemon, self.socket(name))
+        self.handlers[name] = daemon.handle
         return daemon
 
     def stop(self, name: str) -> None:
-        self.carriers.pop(name).close()
+        self.handlers.pop(name)
         self.daemons.pop(name).close()
 
     def start_all(self) -> World:
@@ -153,12 +152,13 @@ class World:
             self.start(name)
         return self
 
-    def transport(self, **options) -> Loopback:
-        return Loopback({name: self.socket(name) for name in self.names}, **options)
+    def transport(self) -> Loopback:
+        return Loopback(self.handlers)
 
     def coordinator(self) -> Coordinator:
         keys = ServerKeys.load(self.root / "keys/server")
-        return Coordinator(self.plan, np.zeros(DIM, np.float32), keys, self.root / "run")
+        kind = Coordinator if self.plan.trust is None else SumCoordinator
+        return kind(self.plan, np.zeros(DIM, np.float32), keys, self.root / "run")
 
     def close(self) -> None:
         for name in list(self.daemons):
@@ -183,11 +183,26 @@ class World:
         return -size * total / self.plan.learning.learners
 
 
-def serve(daemon: Daemon, path: Path) -> CarrierSocket:
-    """A daemon behind its socket, for carriers in the test's own process."""
-    carrier = CarrierSocket(daemon.handle, path, dim=int(daemon.learner.settings["d"]), trust_own_account=True)
-    carrier.start()
-    return carrier
+class NodeHere:
+    """A learner's connection within one process: its handler is in ``handlers`` while it is connected."""
+
+    def __init__(self, handlers: dict[str, Callable[[bytes], bytes]], daemon: Daemon) -> None:
+        self._handlers, self._daemon = handlers, daemon
+
+    def start(self) -> None:
+        self._handlers[self._daemon.name] = self._daemon.handle
+
+    def supervise(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self._handlers.pop(self._daemon.name, None)
+
+
+def connect_here(service, handlers: dict[str, Callable[[bytes], bytes]]):
+    """A `LearnerService` that dials nobody."""
+    service._node = lambda daemon, learner: NodeHere(handlers, daemon)
+    return service
 
 
 def options(**values: object) -> list[str]:

@@ -1,133 +1,158 @@
-"""Flower for tests: an interpreter that other accounts can start, and a grid in this process."""
+"""Flower on this machine, by its own commands: a SuperLink, SuperNodes with keys and TLS, and `flwr run`."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
-from tests.support.federation import DIM, World
+import tomli_w
 
-ACCOUNT = 61184
-_SCRIPT = """#!{python}
-import sys
-from {module} import {function}
-sys.argv[0] = {name!r}
-sys.exit({function}())
-"""
+from veilstream.federation.addresses import free_port
+from veilstream.federation.processes import Child
+from veilstream.plans.plan import Plan
 
-
-def as_account(command: list[str], account: int = ACCOUNT, **more) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        command, user=account, group=account, extra_groups=[], capture_output=True, text=True, timeout=60, **more
-    )
+ROOT = Path(__file__).parents[2]
+_HERE = "here"
 
 
-def starts(python: Path | str) -> bool:
-    try:
-        return as_account([str(python), "-c", "import flwr, veilstream"]).returncode == 0
-    except OSError:
-        return False
+class Flower:
+    """One SuperLink; ``simulation`` has Ray in the place of SuperNodes."""
 
-
-@contextmanager
-def open_folder() -> Iterator[Path]:
-    """One that every account can enter: pytest's own are closed."""
-    with tempfile.TemporaryDirectory(prefix="vs-") as folder:
-        Path(folder).chmod(0o711)
-        yield Path(folder)
-
-
-def reachable_python(folder: Path) -> Path | None:
-    """This interpreter, or the system's with the same packages, as other accounts can start it."""
-    if os.geteuid() != 0:
-        return None
-    if starts(sys.executable):
-        return Path(sys.executable)
-    system = "/usr/bin/python3"
-    code = "import sys; print(sys.version_info[:2])"
-    try:
-        version = subprocess.run([system, "-c", code], capture_output=True, text=True).stdout
-    except OSError:
-        return None
-    if version.strip() != str(sys.version_info[:2]):
-        return None
-    venv = folder / "venv"
-    subprocess.run([system, "-m", "venv", "--without-pip", str(venv)], check=True)
-    (site,) = venv.glob("lib/python*/site-packages")
-    (site / "tests.pth").write_text("\n".join(path for path in sys.path if Path(path).is_dir()))
-    from importlib.metadata import entry_points
-
-    for script in entry_points(group="console_scripts"):
-        if script.name.startswith(("flwr", "flower")):
-            module, _, function = script.value.partition(":")
-            path = venv / "bin" / script.name
-            path.write_text(
-                _SCRIPT.format(python=venv / "bin/python", module=module, function=function, name=script.name)
+    def __init__(self, folder: Path, keys: Path, *, simulation: bool = False) -> None:
+        self._folder, self._keys, self._simulation = folder, keys, simulation
+        folder.mkdir(parents=True)
+        self.port = free_port()
+        self._children: dict[str, Child] = {}
+        (folder / "config.toml").write_text(
+            tomli_w.dumps(
+                {
+                    "superlink": {
+                        _HERE: {"address": f"127.0.0.1:{self.port}", "root-certificates": str(keys / "server/ca.pem")}
+                    }
+                }
             )
-            path.chmod(0o755)
-    python = venv / "bin/python"
-    return python if starts(python) else None
-
-
-class LocalGrid:
-    """A grid whose nodes run the ClientApp in threads of this process, on a world's sockets."""
-
-    def __init__(self, world: World) -> None:
-        from flwr.supercore.task_identity import TaskIdentity
-
-        # Flower sets these where it starts an app; a message cannot be made without.
-        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
-        self._world, self._numbers = world, {name: i + 1 for i, name in enumerate(world.names)}
-        self._replies: dict[str, object] = {}
-        self._lock = threading.Lock()
-        self._next = 0
-
-    def get_nodes(self):
-        return [
-            SimpleNamespace(node_id=number, last_activated_at="")
-            for name, number in self._numbers.items()
-            if self._world.socket(name).exists()
-        ]
-
-    def push_messages(self, messages):
-        names = []
-        for message in messages:
-            self._next += 1
-            name = f"message-{self._next}"
-            message.metadata.__dict__["_message_id"] = name
-            threading.Thread(target=self._run, args=(name, message), daemon=True).start()
-            names.append(name)
-        return names
-
-    def _run(self, name, message):
-        from flwr.app import Context, RecordDict
-
-        from veilstream.federation.flower.client_app import app
-
-        (learner,) = [n for n, i in self._numbers.items() if i == message.metadata.dst_node_id]
-        context = Context(
-            1, message.metadata.dst_node_id, {"socket": str(self._world.socket(learner))}, RecordDict(), {}
         )
-        reply = app(message=message, context=context)
-        with self._lock:
-            self._replies[name] = reply
 
-    def pull_messages(self, message_ids):
-        with self._lock:
-            return [self._replies.pop(name) for name in message_ids if name in self._replies]
+    def start(self) -> Flower:
+        server = self._keys / "server"
+        options: dict[str, object] = {"host": "127.0.0.1", "port": self.port, "database": self._folder / "state.db"}
+        for option, file in (("ca-certfile", "ca.pem"), ("certfile", "tls.pem"), ("keyfile", "tls.key")):
+            options[f"ssl-{option}"] = server / file
+        flags = ["--simulation" if self._simulation else "--enable-supernode-auth"]
+        child = self._start("flower-superlink", options, [*flags, "--disable-runtime-dependency-installation"])
+        until = time.monotonic() + 90.0
+        while socket.socket().connect_ex(("127.0.0.1", self.port)):
+            assert child.running, self.logs()
+            assert time.monotonic() < until, self.logs()
+            time.sleep(0.1)
+        return self
+
+    def start_supernode(self, name: str, **config: object) -> Child:
+        """A site's SuperNode; ``config`` says where its things are."""
+        keys = self._keys / "learners" / name
+        if f"flower-supernode {name}" not in self._children:
+            self.flwr("supernode", "register", str(self._keys / f"server/nodes/{name}.pub"), _HERE)
+        words = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
+        options = {
+            "superlink": f"127.0.0.1:{self.port}",
+            "root-certificates": keys / "ca.pem",
+            "auth-supernode-private-key": keys / "node.key",
+            "host": "127.0.0.1",
+            "port": free_port(),
+            "node-config": words,
+        }
+        return self._start("flower-supernode", options, [], name)
+
+    def run(self, app: Path, within_s: float, *options: str) -> None:
+        """Submit an app, and wait for its end."""
+        self.wait(self.submit(app, *options), within_s)
+
+    def submit(self, app: Path, *options: str) -> str:
+        """`flwr run`; the run's number."""
+        return str(self.flwr("run", str(app), _HERE, *options)["run-id"])
+
+    def wait(self, run: str, within_s: float) -> None:
+        """Until this run has completed."""
+        until = time.monotonic() + within_s
+        while not (status := self.status(run)).startswith("finished"):
+            assert time.monotonic() < until, self.logs()
+            time.sleep(0.5)
+        assert status == "finished:completed", self.logs()
+
+    def status(self, run: str) -> str:
+        return str(self.flwr("list", _HERE, "--run-id", run)["runs"][0]["status"])
+
+    def flwr(self, *words: str) -> dict[str, Any]:
+        command = [program("flwr"), *words, "--format", "json"]
+        done = subprocess.run(
+            command, cwd=self._folder, capture_output=True, text=True, env=os.environ | self._settings()
+        )
+        try:
+            said = json.loads(done.stdout)
+        except ValueError:
+            said = {}
+        assert said.get("success"), (words, done.stdout[-2000:], done.stderr[-2000:])
+        return dict(said)
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text()[-3000:] for path in sorted(self._folder.glob("*.log")))
+
+    def close(self) -> None:
+        for child in reversed(self._children.values()):
+            child.end(5.0)
+
+    def _start(self, name: str, options: dict[str, Any], flags: list[str], who: str = "") -> Child:
+        command = [
+            program(name),
+            *(str(word) for pair in options.items() for word in (f"--{pair[0]}", pair[1])),
+            *flags,
+        ]
+        child = Child(command, self._folder / f"{name}-{who}.log", self._settings(who), self._folder)
+        child.start()
+        self._children[f"{name} {who}".strip()] = child
+        return child
+
+    def _settings(self, who: str = "") -> dict[str, str]:
+        """Flower writes only here, fetches and reports nothing; apps find this checkout and its studies."""
+        home = self._folder / "homes" / who if who else self._folder
+        home.mkdir(parents=True, exist_ok=True)
+        return {
+            "FLWR_HOME": str(home),
+            "HOME": str(home),
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
 
 
-class GridWorld(World):
-    """A world whose messages go through a grid and the ClientApp."""
+def program(name: str) -> str:
+    """One of Flower's commands, of this interpreter's installation where it has them."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else shutil.which(name) or name
 
-    def transport(self, **_):
-        from veilstream.federation.flower.grid_transport import GridTransport
 
-        return GridTransport(LocalGrid(self), dim=DIM, answer_within_s=20.0)
+def write_app(folder: Path, plan: Plan, *, given: bool = False, **config: str) -> Path:
+    """The shipped app with this plan and these settings; ``given``: with the simulation's draws, for parity."""
+    shutil.copytree(ROOT / "examples/flower", folder)
+    (folder / "plan.toml").write_text(plan.to_toml())
+    text = (folder / "pyproject.toml").read_text()
+    for key, value in config.items():
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{key} = ")]
+        text = text.replace(line, f"{key} = {json.dumps(value)}")
+    (folder / "pyproject.toml").write_text(text)
+    if given:
+        client = folder / "private_app/client_app.py"
+        client.write_text(client.read_text() + "\nfrom tests.support.given_sites import give\n\ngive()\n")
+    return folder

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-import veilstream.deployment.terms as terms_module
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 
 D = 3
 
 
-def plan_of(rounds: int = 6, local_steps: int = 2, clients_per_step: int = 2, **privacy) -> Plan:
+def plan_of(rounds: int = 6, local_steps: int = 2, clients_per_step: int = 60, **privacy) -> Plan:
     return Plan(
         learning={
             "rounds": rounds,
@@ -38,14 +35,3 @@ def people(first: int, count: int) -> list[tuple[str, Sample]]:
 
 def model(r: int) -> np.ndarray:
     return np.full(D, 0.1 * r, np.float32)
-
-
-def account_as_known(monkeypatch) -> None:
-    """Calibrate as for the known order: more noise than a secret one needs."""
-
-    def known(plan):
-        return replace(plan, privacy=replace(plan.privacy, order="known"))
-
-    prepare, method = terms_module.prepare, terms_module.deployed_method
-    monkeypatch.setattr(terms_module, "prepare", lambda plan, each: prepare(known(plan), each))
-    monkeypatch.setattr(terms_module, "deployed_method", lambda plan: method(known(plan)))

@@ -25,7 +25,6 @@ from veilstream.audit.visits import Visitors, Way, ways
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.terms import Terms
 from veilstream.errors import PrivacyError
-from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
@@ -44,8 +43,8 @@ _NAMES = ("north", "south")
 class Wiretap(Loopback):
     """Carries messages, and keeps what came back."""
 
-    def __init__(self, sockets: Mapping[str, Path]) -> None:
-        super().__init__(sockets)
+    def __init__(self, learners: Mapping[str, Callable[[bytes], bytes]]) -> None:
+        super().__init__(learners)
         self.heard: list[bytes] = []
 
     def receive(self, timeout_s: float) -> list[tuple[str, Received]]:
@@ -93,9 +92,7 @@ def listen_to_federation(
     with tempfile.TemporaryDirectory(prefix="vs-audit-") as folder:
         root = Path(folder)
         make_keys(root / "keys", ["127.0.0.1"], list(_NAMES))
-        sockets = {name: root / f"{name}.sock" for name in _NAMES}
         daemons: list[Daemon] = []
-        carriers: list[CarrierSocket] = []
         clients: dict[str, _Clients] = {}
         try:
             for k, name in enumerate(_NAMES):
@@ -105,17 +102,12 @@ def listen_to_federation(
                 keys = LearnerKeys.load(root / "keys/learners" / name)
                 daemon = Daemon(learner, keys, clients[name], replies="when done")  # no people, and no times audited
                 daemons.append(daemon)
-                carrier = CarrierSocket(daemon.handle, sockets[name], dim=terms.dim, trust_own_account=True)
-                carriers.append(carrier)
-                carrier.start()
             server = ServerKeys.load(root / "keys/server")
             start = np.zeros(terms.dim, np.float32)
             coordinator = Coordinator(plan, start, server, root / "run", watch=watch)
-            wire = Wiretap(sockets)
+            wire = Wiretap({daemon.name: daemon.handle for daemon in daemons})
             coordinator.go(wire)
         finally:
-            for carrier in carriers:
-                carrier.close()
             for daemon in daemons:
                 daemon.close()
         return {name: _transcript(name, wire.heard, clients[name], server) for name in _NAMES}

@@ -19,6 +19,7 @@ from veilstream.audit.canary import BATCH
 from veilstream.audit.cells import DIM, DRAWS, later_message
 from veilstream.audit.checks import EPOCHS, GROUP_DIM, GROUP_RUNS, MOST_LEARNERS, SMALL_DIM, varied
 from veilstream.audit.deployed import listen
+from veilstream.audit.secret_order import clients_of, costs_of, known_order
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
@@ -106,6 +107,10 @@ class Programme:
     draws: int
     late: int
     """The message, from 0, whose cells are looked at beside the first and the tenth: drawn for each audit."""
+    secret: Plan | None = None
+    """The plan as it is, where its order is secret; all above is then of the same noise with a known order."""
+    secret_terms: Terms | None = None
+    """With as many coordinates as a learner of that audit has clients."""
 
     @classmethod
     def of(
@@ -121,8 +126,12 @@ class Programme:
     ) -> Programme:
         """What an audit of this plan does; ``runs``, ``coordinates`` and ``draws`` where they are given."""
         seed = secrets.randbits(31) if seed is None else seed
-        short = auditable(plan, full=full)
+        short, secret, secret_terms = auditable(plan, full=full), None, None
         some = Terms.of(short, 1)
+        if short.order == "secret":
+            secret, secret_terms = short, dataclasses.replace(some, dim=clients_of(some))
+            short = known_order(short, some)
+            some = Terms.of(short, 1)
         rounds, tau = some.rounds, some.local_steps
         steps = rounds * tau
         most = _NUMBERS // rounds if full else _QUICK_NUMBERS // steps
@@ -141,6 +150,8 @@ class Programme:
             runs=runs or (100_000 if full else int(np.clip(2_000_000 // steps, 2000, 20_000))),
             draws=draws or (DRAWS if full else max(200_000, 2_000_000 // tau)),
             late=late,
+            secret=secret,
+            secret_terms=secret_terms,
         )
 
     @property
@@ -183,6 +194,11 @@ class Programme:
         least = 20_000 if self.terms.local_steps == 1 else 4000
         return min(max(self.runs, least), _TELEMETRY_RUNS, _NUMBERS // self.terms.rounds)
 
+    @property
+    def secret_runs(self) -> int:
+        """Clients with a secret step who are told apart, or not."""
+        return 40_000 if self.full else 8000
+
     def learners(self, rounds: int) -> int:
         """Small ones: so many that their messages are enough, and no more than the time allows."""
         messages, most = (6144, MOST_LEARNERS) if self.full else (1536, 8)
@@ -212,6 +228,8 @@ class Programme:
                 found["groups"] += cost(g.rounds, g.local_steps, BATCH) * -(-self.group_canaries // BATCH)
                 found["groups"] += 4 * cost(g.rounds, g.local_steps, 64)
                 found["groups"] += EPOCHS * self.learners(g.rounds) * cost(g.rounds, g.local_steps, SMALL_DIM)
+        if self.secret_terms is not None:
+            found["a secret order"] = costs_of(self.secret_terms, self.secret_runs, cost)
         if self.federation:
             found["federation"] = 4 * cost(rounds, tau, _FEDERATION_DIM)
             if g is not None and self.grouped is not self.plan:
@@ -246,6 +264,8 @@ class Programme:
         ]
         if self.grouped is not None:
             parts.append("learners that take clients in groups")
+        if self.secret_terms is not None:
+            parts.append(f"{self.secret_runs:,} clients with a secret step")
         if self.federation:
             parts.append("a federation")
         return f"{'full' if self.full else 'quick'} audit, {size}: " + ", ".join(parts)

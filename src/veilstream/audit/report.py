@@ -32,6 +32,7 @@ from veilstream.audit.checks import (
 from veilstream.audit.deployed import Unkind, listen, twin_runs
 from veilstream.audit.federated import federation_checks
 from veilstream.audit.programme import LARGE_RUNS, Meter, Programme, auditable
+from veilstream.audit.secret_order import mixture_checks, order_checks
 from veilstream.audit.statistics import FALSE_ALARMS, Differencing, Law, ManyRun, OneRun, one_run
 from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.statistics.many_run import epsilon_of
@@ -152,10 +153,11 @@ class AuditReport:
         if self.alarms:
             return "BROKEN: " + "; ".join(self.alarms)
         g, mu = self.guarantee, self.mu_lower
+        known = ", for the noise alone, were the order known" if g.secret is not None else ""
         part = "" if self.reduced_from is None else f" ({self.rounds:,} of {self.reduced_from:,} rounds were audited)"
         return (
             f"KEPT, as far as messages tell{part}: the promise is epsilon = {g.epsilon:g} at delta = "
-            f"{g.delta:g} (mu = {self.fixed.claim:.4f}); the messages use at least "
+            f"{g.delta:g} (mu = {self.fixed.claim:.4f}{known}); the messages use at least "
             f"{mu / self.fixed.claim:.1%} of that mu, and no check raised an alarm"
         )
 
@@ -304,6 +306,9 @@ def run_programme(
     if programme.grouped is not None:
         meter.stage("groups")
         checks += _or_failure("groups", lambda: _in_groups(programme, meter))
+    if programme.secret is not None:
+        meter.stage("a secret order")
+        checks += _or_failure("a secret order", lambda: _secret_order(programme, meter))
     meter.stage("cells")
     checks += _cells(programme, meter)
     if programme.federation:
@@ -312,7 +317,7 @@ def run_programme(
     return AuditReport(
         plan_sha256=plan_digest(programme.given),
         made=made,
-        guarantee=terms.guarantee,
+        guarantee=terms.guarantee if programme.secret_terms is None else programme.secret_terms.guarantee,
         fixed=one_run(fixed.residuals, law),
         adaptive=one_run(adaptive.residuals, law),
         independence_p=unlike_each(fixed, adaptive, law),
@@ -382,6 +387,18 @@ def _in_groups(programme: Programme, meter: Meter) -> list[Check]:
         )
     )
     return checks + [dataclasses.replace(check, name=f"{check.name}, in groups") for check in found]
+
+
+def _secret_order(programme: Programme, meter: Meter) -> list[Check]:
+    """Of the plan as it is: how steps are drawn, and how well somebody with a secret step is told apart."""
+    plan, terms, seed = programme.secret, programme.secret_terms, programme.seed
+    assert plan is not None
+    assert terms is not None
+    tick = meter.rounds(terms, 3 * terms.dim)
+    return [
+        *order_checks(plan, terms, seed=seed, tick=tick),
+        *mixture_checks(plan, terms, programme.secret_runs, seed=seed, tick=tick),
+    ]
 
 
 def _cells(programme: Programme, meter: Meter) -> list[Check]:

@@ -112,7 +112,7 @@ def _show(report: AuditReport, paths: list[Path]) -> None:
         typer.echo(f"  note: {remark}")
     typer.echo(f"Verdict      {report.verdict}\n")
     typer.echo(f"{'':44}{'mu':>9}{'epsilon':>10}  at delta = {delta:g}")
-    rows = [("promised", report.fixed.claim)]
+    rows = [("promised" if promise.secret is None else "the noise alone, were the order known", report.fixed.claim)]
     rows += [
         (f"one run, {name} server, d = {run.coordinates:,}: >=", run.mu_lower)
         for name, run in (("fixed", report.fixed), ("adaptive", report.adaptive))

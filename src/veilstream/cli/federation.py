@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from veilstream.cli.options import Changes, PlanFile, TrustCarrier, overrides_of
+from veilstream.cli.options import Changes, overrides_of
 from veilstream.federation.logs import configure_logs
 
 app = typer.Typer(
@@ -18,13 +17,6 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON at the end.")]
-
-
-class Transport(Enum):
-    """Transports that a demonstration starts."""
-
-    DIRECT = "direct"
-    FLOWER = "flower"
 
 
 @app.command("demo")
@@ -43,8 +35,6 @@ def demo_command(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="How many rounds.", show_default="30, or the plan's")
     ] = None,
-    transport: Annotated[Transport, typer.Option(help="What carries messages.")] = Transport.DIRECT,
-    trust_carrier: TrustCarrier = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for everything.", show_default="runs/federation, or runs/federation-2 and so on"),
@@ -72,33 +62,8 @@ def demo_command(
     counts = {key: count for key, count in given.items() if count is not None}
     overrides = overrides_of(changes) | counts
     chosen = demo_plan(3, 30, overrides) if plan is None else Plan.load(plan_path(plan), overrides)
-    result = run_demo(out or new_folder("federation"), transport.value, chosen, trust_carrier=trust_carrier)
+    result = run_demo(out or new_folder("federation"), chosen)
     if json:
         print_json(result.as_dict())
     else:
         typer.echo(result.text())
-
-
-@app.command("flower-app")
-def flower_app_command(
-    folder: Annotated[Path, typer.Argument(help="A new folder for the app.", metavar="DIR")],
-    plan: PlanFile,
-    keys: Annotated[Path, typer.Option(help="The server's folder of keys.")] = Path("keys/server"),
-    out: Annotated[Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME of the plan")] = None,
-    json: Json = False,
-) -> None:
-    """Write the Flower app that carries this federation; `flwr run DIR` submits it.
-
-    Plan, keys and the run's folder are on the SuperLink's machine. After a crash of the SuperLink or of
-    its run, `flwr run DIR` goes on from the run's folder.
-    """
-    from veilstream.cli.tables import print_json
-    from veilstream.federation.flower.app_folder import write_app
-    from veilstream.plans.plan import Plan
-
-    run = out or Path("runs") / Plan.load(plan).name
-    write_app(folder, plan=plan, keys=keys, out=run)
-    if json:
-        print_json({"app": str(folder), "run": str(run.absolute())})
-    else:
-        typer.echo(f"{folder}: submit it with `flwr run {folder} SUPERLINK`")

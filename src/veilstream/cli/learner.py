@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from veilstream.cli.options import Insecure, LogFormat, LogLevel, PlanFile, TrustCarrier, parse_address
+from veilstream.cli.options import Insecure, LogFormat, LogLevel, PlanFile, parse_address
 from veilstream.errors import InputError
 from veilstream.federation.logs import Format, Level, configure_logs
 
@@ -30,7 +30,7 @@ def learner_command(
         ),
     ],
     keys: Annotated[Path, typer.Option(help="Its folder of keys, keys/learners/NAME.")],
-    server: Annotated[str | None, typer.Option(help="HOST:PORT of the server; or give --socket.")] = None,
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
     query: Annotated[
         str | None, typer.Option(help="Which records of a SQLite file; otherwise data.query, or its only table.")
     ] = None,
@@ -73,13 +73,6 @@ def learner_command(
     exit_when_done: Annotated[
         bool, typer.Option("--exit-when-done", help="End when the run is over and no other epoch may follow.")
     ] = False,
-    socket: Annotated[
-        Path | None,
-        typer.Option(
-            help="With Flower, instead of --server: the Unix socket where a SuperNode, under another account, connects."
-        ),
-    ] = None,
-    trust_carrier: TrustCarrier = False,
     insecure: Insecure = False,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.TEXT,
@@ -116,17 +109,15 @@ def learner_command(
         keys,
         store or Path(f"{keys.resolve().name}.db"),
         data,
-        None if server is None else parse_address("--server", server),
+        parse_address("--server", server),
         witness,
         at,
         insecure,
         new_store=new_store,
         reply_after_s=reply_after,
         exit_when_done=exit_when_done,
-        socket=socket,
         query=query,
         key=key,
-        trust_carrier=trust_carrier,
         end_with_file=end_with_file,
         pages=learner_page,
     )

@@ -15,21 +15,25 @@ from veilstream.cli.options import Json
 
 
 def new_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")], json: Json = False
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    flower: Annotated[bool, typer.Option("--flower", help="Also a Flower app, for `flwr run .`")] = False,
+    json: Json = False,
 ) -> None:
     """Make a project: a commented plan, made-up records, and a README with the next commands.
 
     Example: `veilstream new my-project`, then follow my-project/README.md.
     """
     from veilstream.cli.tables import print_json
-    from veilstream.plans.new_project import new_project
+    from veilstream.plans.new_project import new_flower_app, new_project
 
     command = called_as(folder)
-    files = new_project(folder, command)
+    files = new_flower_app(folder, command) if flower else new_project(folder, command)
     if json:
         print_json({"folder": str(folder), "files": [str(path) for path in files]})
         return
     typer.echo(f"{folder}: plan.toml, records/, README.md with the next commands")
+    if flower:
+        typer.echo(f"cd {shlex.quote(str(folder))} && flwr run .   # the same in Flower's simulation engine")
     typer.echo(f"cd {shlex.quote(str(folder))} && {command} data check records/north.csv --plan plan.toml")
 
 

@@ -28,13 +28,7 @@ Changes = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 PlanFile = Annotated[Path, typer.Option("--plan", help="The plan, the same on every machine.")]
-TrustCarrier = Annotated[
-    bool,
-    typer.Option(
-        "--trust-carrier", help="Let the Flower process run under the learner's own account, where it can read all."
-    ),
-]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Loopback only: without TLS (Flower keeps its own).")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Loopback only: without TLS.")]
 LogLevel = Annotated[Level, typer.Option("--log-level", help="The least important lines to show on stderr.")]
 LogFormat = Annotated[Format, typer.Option("--log-format", help="Lines as text, or as one JSON object each.")]
 

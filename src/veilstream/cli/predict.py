@@ -139,7 +139,7 @@ def _tell(model: Model, found: Predictions, quality: dict[str, Any] | None, file
     if found.refused:
         first = [f"row {row + 1}: {shown(model.why(why))}" for row, why in list(found.refused.items())[:_SHOWN]]
         more = f"; and {len(found.refused) - _SHOWN} more" if len(found.refused) > _SHOWN else ""
-        say(f"Unusable   {len(found.refused)} rows have an empty prediction. {'; '.join(first)}{more}")
+        say(f"Unusable   {counted(len(found.refused), 'row')} without a prediction. {'; '.join(first)}{more}")
     if found.clamped:
         per = ", ".join(f"{shown(column)} {count}" for column, count in found.clamped.most_common())
         say(f"Clamped    cells outside the plan's range or vocabulary: {per}")

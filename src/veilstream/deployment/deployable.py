@@ -71,10 +71,13 @@ def deployed_method(plan: Plan) -> MethodPlan:
             f'[federation] method = "{names[-1]}"' if private else 'add one of kind = "ours"',
         )
     (method,) = named
-    if plan.trust is not None:
-        raise InputError("privacy.trust", "sum", '"each", where learners are deployed', 'trust = "each"')
-    if plan.order == "secret":
-        raise InputError("privacy.order", "secret", "known, where learners are deployed", 'order = "known"')
+    if plan.window is not None:
+        raise InputError(
+            "privacy.window",
+            plan.window,
+            "no window, where learners are deployed: they spread records that are all there over a whole epoch",
+            "remove it, and give each learner a file, a folder or a table",
+        )
     if plan.learning.unbounded and method.forgetting == 1.0:
         raise InputError(
             "learning.unbounded",
@@ -90,7 +93,7 @@ def deployed_method(plan: Plan) -> MethodPlan:
             'kind = "ours" without a mechanism; or unbounded = false, with rounds that you will not reach',
         )
     _, clients = plan.steps_and_clients(method)
-    if clients > MOST_TOGETHER:
+    if clients > MOST_TOGETHER and plan.order == "known":
         raise InputError(
             "clients_per_step",
             clients,

@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.deployment.client_steps import ClientSteps, check_dim
+from veilstream.deployment.epoch_records import EpochRecords
 from veilstream.deployment.epochs import DEPLOYED, OPEN_ROUND, EpochLedger, LearnerParts, secret_name
 from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.ledger.store import Ledger
@@ -41,13 +42,13 @@ from veilstream.deployment.ledger.visits import tag_of
 from veilstream.deployment.local_rounds import LocalRounds, pack_step
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
 from veilstream.deployment.release import Release
-from veilstream.deployment.secret_steps import SecretSteps
 from veilstream.deployment.step_index import Contents
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Sample, Task, admission_of
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
+from veilstream.privacy.gradient_types import Noised
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.admission import Answer
 from veilstream.records.participation import MOST_TOGETHER, Epochs, PastVisits, spent
@@ -141,8 +142,8 @@ class Learner:
             1, min(MOST_TOGETHER // terms.clients_per_step, _GROUP_BYTES // (8 * terms.release_dim))
         )
         self.epochs = EpochLedger(plan, terms, store, witness, create=create, parts=parts)
-        self._secret_steps = SecretSteps(plan, self.epochs, self._admission) if plan.order == "secret" else None
-        if self._secret_steps is not None:
+        self._records = EpochRecords(plan, self.epochs, self._admission) if plan.order == "secret" else None
+        if self._records is not None:
             self._steps_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * terms.release_dim)))
 
     @property
@@ -202,12 +203,12 @@ class Learner:
     @property
     def order_is_secret(self) -> bool:
         """Whether nobody outside may know at which step a record is used: all come by `use_records`."""
-        return self._secret_steps is not None
+        return self._records is not None
 
     @property
     def has_records(self) -> bool:
         """Whether `use_records` was called since this start."""
-        return self._secret_steps is not None and self._secret_steps.has_source
+        return self._records is not None and self._records.has_source
 
     @property
     def clients_written_down(self) -> bool:
@@ -274,8 +275,8 @@ class Learner:
 
     def close(self) -> None:
         """Let go of the store."""
-        if self._secret_steps is not None:
-            self._secret_steps.close()
+        if self._records is not None:
+            self._records.close()
         self.ledger.close()
 
     def __reduce__(self) -> NoReturn:
@@ -308,8 +309,8 @@ class Learner:
         if model is None:
             return  # open already, or sealed: finish_round repeats it
         self.steps.check()
-        if self._secret_steps is not None:
-            self._secret_steps.enrol()
+        if self._records is not None:
+            self._records.enrol()
         with self.epochs.whole_or_broken():
             self.epochs.pin(_checked_round("round", r), model, model_sha256(model), acknowledged)
 
@@ -362,7 +363,7 @@ class Learner:
             InputError: fewer clients than steps, records that changed since the epoch's first round, or another order.
 
         """
-        if self._secret_steps is None:
+        if self._records is None:
             raise InputError(
                 "privacy.order", "known", '"secret", to give all records of an epoch at once', "observe_many(...)"
             )
@@ -370,7 +371,7 @@ class Learner:
         if self.over:
             raise PrivacyError(f"epoch {self.epoch} has ended: nothing was read (new_epoch() begins another)")
         source = records if isinstance(records, WholeSource) else GivenRecords(records)
-        return self._secret_steps.use(source)
+        return self._records.use(source)
 
     @without_values
     @one_at_a_time
@@ -384,46 +385,44 @@ class Learner:
             InputError: what `use_records` raises, where the records changed since.
 
         """
-        return None if self._secret_steps is None else self._secret_steps.enrol()
+        return None if self._records is None else self._records.enrol()
 
     @without_values
     @one_at_a_time
     def round_work_s(self) -> float:
         """About how long a round's work takes, whoever is in it: measured now, on made-up records and spare noise."""
-        if self._secret_steps is None or self.over:
+        if self._records is None or self.over:
             return 0.0
-        local, most = self.epochs.new_rounds(self.epoch), self._secret_steps.most_a_round
+        local, most = self.epochs.new_rounds(self.epoch), self._records.most_a_round
         local.pin(np.zeros(self.terms.dim, np.float32), "")
         self.steps.check()
         return self.steps.round_work_s(local, most, self._fresh_seeds(min(_MEASURED_STEPS, self.terms.local_steps)))
 
     @without_values
     @one_at_a_time
-    def take_round(self, told: Callable[[Sequence[Sample | None]], None] = lambda samples: None) -> None:
+    def take_round(self, told: Callable[[Sequence[Sample | None]], None] | None = None) -> None:
         """Use the records whose secret steps are in the open round; `finish_round` does it if nobody has.
 
         ``told`` is called with them, some at a time, when their steps are stored: for this machine only.
         """
-        if self._secret_steps is None:
+        if self._records is None:
             raise InputError("privacy.order", "known", '"secret", where no caller says who comes', "observe_many(...)")
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
-        self._take_secret_steps(self._secret_steps, told)
+        self._take_records(self._records, told)
 
-    def _take_secret_steps(
-        self, order: SecretSteps, told: Callable[[Sequence[Sample | None]], None] = lambda samples: None
-    ) -> None:
+    def _take_records(self, order: EpochRecords, told: Callable[[Sequence[Sample | None]], None] | None = None) -> None:
         while count := min(self.local.steps_wanted, self._steps_together):
             first = self.local.step
             with self.epochs.whole_or_broken():
-                self._store_secret_steps(order, count)
-            for step in range(first, first + count):
-                for samples in order.records(step):
+                self._store_records(order, count)
+            if told is not None:
+                for samples in itertools.chain.from_iterable(map(order.records, range(first, first + count))):
                     told(samples)
         self.steps.fill_up(self.local, order.most_a_round, self.terms.local_steps)
 
     def _refuse_own_order(self) -> None:
-        if self._secret_steps is not None:
+        if self._records is not None:
             raise InputError(
                 "privacy.order",
                 "secret",
@@ -565,17 +564,59 @@ class Learner:
             InputError: where no round has been begun or finished.
 
         """
+        self._refuse_alone()
+        self.seal_round()
+        return self.epochs.last_release()
+
+    @without_values
+    @one_at_a_time
+    def seal_round(self) -> None:
+        """Seal the open round, if there is one, and hand nothing out."""
         if self.pinned:
-            if self._secret_steps is not None:
-                self._take_secret_steps(self._secret_steps)
+            if self._records is not None:
+                self._take_records(self._records)
             with self.epochs.whole_or_broken():
                 self._seal()
-        return self.epochs.last_release()
 
     @one_at_a_time
     def sealed_release(self) -> Release:
         """The last finished round's message, again; seals nothing."""
+        self._refuse_alone()
         return self.epochs.last_release()
+
+    def _refuse_alone(self) -> None:
+        if self.epochs.sums:
+            raise InputError(
+                "privacy.trust",
+                "sum",
+                "no message of one learner alone",
+                '`veilstream learner` sends masked increments; or trust = "each"',
+            )
+
+    @without_values
+    @one_at_a_time
+    def catch_up(self, r: int) -> None:
+        """Come to round r of a clock that all learners share: rounds without this learner have noise and no client.
+
+        An open round before it is sealed as it is. Only where sums alone are seen.
+        """
+        r = _checked_round("round", r)
+        if not self.epochs.sums or r > self.terms.rounds:
+            raise InputError("round", r, "one of a run in which only sums are seen", "begin_round")
+        if self.local.round < r:
+            self.seal_round()
+        while (some := min(r - self.local.round, self._steps_together)) > 0:
+            with self.epochs.whole_or_broken():
+                seeds = self._fresh_seeds(some)
+                self.local.prepare(seeds)
+                self.epochs.miss([self.steps.noisy(self.local, (), seed) for seed in seeds], seeds)
+
+    @one_at_a_time
+    def increment(self, r: int) -> Noised:
+        """All noisy steps up to round r that no opened sum holds; for masks alone, and never to be sent as it is."""
+        if not self.epochs.sums or self.pinned or self.local.round != r + 1:
+            raise InputError("round", r, f"round {self.local.round - 1}, sealed", "seal_round")
+        return self.local.prefix
 
     @without_values
     @one_at_a_time
@@ -696,7 +737,7 @@ class Learner:
             body = Body(epoch=local.epoch, step=first, steps=len(steps), places=many if many > 1 else None)
             self.epochs.write_steps("steps", body, keep, tags=tags)
 
-    def _store_secret_steps(self, order: SecretSteps, count: int) -> None:
+    def _store_records(self, order: EpochRecords, count: int) -> None:
         """Compute and store the next steps of a secret order; their clients' tags are stored already, all together."""
         local, first = self.local, self.local.step
         seeds = self._fresh_seeds(count)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, VeilstreamError
 from veilstream.federation.addresses import free_port
 from veilstream.federation.demo_data import DemoData, Scores
-from veilstream.federation.flower.carrier_socket import OWN_ACCOUNT
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.server.checkpoint import ModelFile
@@ -33,11 +29,11 @@ from veilstream.plans.tasks import task_of
 from veilstream.progress import progress
 from veilstream.runs.released_model import ReleasedModel
 from veilstream.runs.tables import read_rounds
+from veilstream.wording import counted
 
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-_FLOWER_STARTS_S = 60.0
 _PLAN = """
 name = "federation-demo"
 [learning]
@@ -60,7 +56,6 @@ step_size = 0.05
 class DemoResult:
     """What a demonstration measured."""
 
-    transport: str
     learners: int
     rounds: int
     seconds: float
@@ -88,8 +83,9 @@ class DemoResult:
             "Guarantee": self.guarantee,
             "Note": "; ".join(self.remarks),
             "Records": self.records,
-            "Federation": f"{self.learners} learners over {self.transport}, {self.rounds} rounds, "
-            f"{self.seconds_per_round:.2f} s each ({self.seconds:.1f} s with starting)",
+            "Federation": f"{counted(self.learners, 'learner')}, "
+            f"{counted(self.rounds, 'round')}, {self.seconds_per_round:.2f} s each "
+            f"({self.seconds:.1f} s with starting)",
         }
         if self.scores is not None:
             metric = "RMSE" if self.scores.metric == "rmse" else "Accuracy"
@@ -106,15 +102,8 @@ def demo_plan(learners: int, rounds: int, changes: dict[str, Any] | None = None)
     return Plan.parse(_PLAN, {"learning.learners": learners, "learning.rounds": rounds} | (changes or {}))
 
 
-def run_demo(folder: Path, transport: str, plan: Plan, *, trust_carrier: bool = False) -> DemoResult:
+def run_demo(folder: Path, plan: Plan) -> DemoResult:
     """Make keys, run a server and learners to the end of the horizon, and check everything."""
-    if transport != "direct" and not trust_carrier and os.geteuid() != 0:
-        raise InputError(
-            "--transport",
-            transport,
-            f"root, to start its processes under other accounts; as they are now, {OWN_ACCOUNT}",
-            "leave --transport out, or add --trust-carrier if the data are made up",
-        )
     if folder.exists() and any(folder.iterdir()):
         raise InputError("out", str(folder), "a new or empty folder", "name another with --out")
     if plan.learning.unbounded:
@@ -128,11 +117,8 @@ def run_demo(folder: Path, transport: str, plan: Plan, *, trust_carrier: bool = 
     make_keys(folder / "keys", ["127.0.0.1", "localhost"], list(data.names))
     write_file(folder / "plan.toml", deployed.to_toml())
     began = time.monotonic()
-    if transport == "flower":
-        _run_flower(folder, sources, plan.learning.rounds, trusted=trust_carrier)
-    else:
-        _run_direct(folder, sources, plan.learning.rounds)
-    return _result(data, task, folder, transport, time.monotonic() - began)
+    _run_direct(folder, sources, plan.learning.rounds)
+    return _result(data, task, folder, time.monotonic() - began)
 
 
 def _run_direct(folder: Path, sources: Mapping[str, str], rounds: int) -> None:
@@ -140,7 +126,7 @@ def _run_direct(folder: Path, sources: Mapping[str, str], rounds: int) -> None:
     try:
         for child in (server, *learners):
             child.start()
-        _log.info("a server and %d learners run; their logs are in %s", len(learners), folder / "logs")
+        _log.info("a server and %s run; their logs are in %s", counted(len(learners), "learner"), folder / "logs")
         _watch(folder, rounds, learners, lambda: server.running)
         if server.exit_code:
             raise _failed(server)
@@ -156,43 +142,6 @@ def direct_processes(folder: Path, sources: Mapping[str, str], port: int) -> lis
     server = _veilstream(folder, "server", "server", keys="keys/server", out="run", listen=at)
     server.command.append("--exit-when-done")
     return [server, *(_learner(folder, name, source, "--server", at) for name, source in sources.items())]
-
-
-def _run_flower(folder: Path, sources: Mapping[str, str], rounds: int, *, trusted: bool) -> None:
-    from veilstream.federation.flower.app_folder import write_app
-    from veilstream.federation.flower.local import LocalFlower, socket_folder
-
-    folder.chmod(0o711)  # what other accounts may not read is closed below it
-    began = time.monotonic()
-    flower = LocalFlower(folder / "flower", folder / "keys", list(sources), other_accounts=not trusted)
-    shutil.copytree(folder / "keys/server", folder / "server-keys")
-    flower.give_to_server(folder / "server-keys")
-    flower.give_to_server(folder / "run")
-    (folder / "plan.toml").chmod(0o644)
-    write_app(folder / "app", plan=folder / "plan.toml", keys=folder / "server-keys", out=folder / "run")
-    with ExitStack() as stack:
-        stack.callback(flower.close)
-        flower.start()
-        learners = []
-        for name, source in sources.items():
-            at = socket_folder(folder / "sockets" / name, flower.accounts[name]) / "s"
-            more = ["--socket", str(at), *(["--trust-carrier"] if trusted else [])]
-            learners.append(_learner(folder, name, source, *more))
-            stack.callback(learners[-1].end, 5.0)
-            learners[-1].start()
-            flower.start_supernode(name, at)
-        (folder / "sockets").chmod(0o711)
-        run = flower.submit(folder / "app")
-        _log.info("Flower's run %s has begun; logs are in %s and logs", run, folder / "flower")
-
-        def running() -> bool:
-            if time.monotonic() - began > _FLOWER_STARTS_S and flower.status(run) == "finished:failed":
-                raise _failed(flower.superlink)
-            return _rounds_done(folder) < rounds
-
-        _watch(folder, rounds, [flower.superlink, *flower.supernodes.values(), *learners], running)
-        while not flower.status(run).startswith("finished"):
-            time.sleep(_LOOK_S)
 
 
 def _veilstream(folder: Path, command: str, name: str, *, keys: str, **options: str) -> Child:
@@ -235,7 +184,7 @@ def _rounds_done(folder: Path) -> int:
         return 0
 
 
-def _result(data: DemoData, task: Task, folder: Path, transport: str, seconds: float) -> DemoResult:
+def _result(data: DemoData, task: Task, folder: Path, seconds: float) -> DemoResult:
     plan, rounds = data.plan, data.plan.learning.rounds
     models = ModelFile(folder / "run/models.f32", task.dim)
     ledgers = [verify(folder / "learners" / name / "store.db") for name in data.names]
@@ -245,7 +194,6 @@ def _result(data: DemoData, task: Task, folder: Path, transport: str, seconds: f
     released = ReleasedModel(models.read(rounds), rounds, rounds, run, toml, guarantee.as_dict())
     released.save(folder / "model.npz")
     return DemoResult(
-        transport,
         len(data.names),
         rounds,
         seconds,

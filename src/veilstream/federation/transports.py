@@ -1,9 +1,4 @@
-"""The server's side of transports, by name. Packages add others (`veilstream.transports`).
-
-Only the server loads a transport by name. On a learner's machine whatever takes orders from outside
-stays outside: another transport's client connects to the socket of `veilstream learner --socket`,
-under an account of its own.
-"""
+"""The server's side of transports, by name. Packages add others (`veilstream.transports`)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import re
 from pathlib import Path
 
 from veilstream.errors import InputError
@@ -122,6 +124,36 @@ def new_project(folder: Path, command: str = "veilstream") -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, text)
     return list(files)
+
+
+_APP = ("pyproject.toml", "private_app/__init__.py", "private_app/client_app.py", "private_app/server_app.py")
+
+
+def new_flower_app(folder: Path, command: str = "veilstream") -> list[Path]:
+    """`new_project`, and beside its plan the Flower app that runs it: `flwr run .` there."""
+    files = new_project(folder, command)
+    here = folder.resolve()
+    # Flower may find an app of the same name in the folder where it was started: each project has its own.
+    own = re.sub(r"\W", "_", here.name) + "_app"
+    for name in _APP:
+        text = (_template("flower") / name).read_text("utf-8").replace("private_app", own)
+        if name == "pyproject.toml":
+            for key in ("out", "sites", "records"):
+                setting = f"{key} = {json.dumps(str(here / key))}   "
+                text = re.sub(rf'^{key} = "[^"]*" *', setting.replace("\\", r"\\"), text, flags=re.MULTILINE)
+        files.append(folder / name.replace("private_app", own))
+        write_file(files[-1], text)
+    readme, about = folder / "README.md", (_template("flower") / "README.md").read_text("utf-8")
+    about = about.replace("# A Flower app", "## A Flower app").replace("private_app", own)
+    write_file(readme, readme.read_text("utf-8") + "\n" + about)
+    return files
+
+
+def _template(name: str) -> Path:
+    """The folder of an example, in an installed package or in a checkout."""
+    package = Path(__file__).parent.parent
+    installed = package / "_examples" / name
+    return installed if installed.is_dir() else package.parent.parent / "examples" / name
 
 
 def _plan(name: str, command: str) -> str:

@@ -65,8 +65,8 @@ def data_table(found: Profile, source: str) -> str:
         if each.kind == "numeric":
             lines += [
                 'kind = "numeric"',
-                f"low = {mark}  # the range that anybody knows: 0.0",
-                f"high = {mark}  # 100.0",
+                f"low = {mark}  # the range that anybody knows, such as 0.0",
+                f"high = {mark}  # and 100.0",
             ]
         else:
             lines += ['kind = "hashed"', f"width = {_WIDTH}  # or categorical, with a vocabulary that anybody knows"]

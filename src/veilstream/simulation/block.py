@@ -63,6 +63,7 @@ class Block:
     weights: ClassWeights | None = None  # What a client's gradient counts, by its label
     telemetry: tuple[Telemetry, ...] = ()
     """Of each method, where clients contribute any; the same metrics, each with its own width."""
+    together: float | None = None  # What a step's sum is divided by; None for `clients`
 
     @property
     def telemetry_count(self) -> int:
@@ -123,7 +124,9 @@ class Block:
 
         def learner(x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array, width: Array) -> Array:
             told = replace(self.telemetry[0], width=width) if self.telemetry else None
-            rule = StepRule(clip_norm, self.projection_radius, self.unit_steps, self.gamma, told, self.weights)
+            rule = StepRule(
+                clip_norm, self.projection_radius, self.unit_steps, self.gamma, told, self.weights, self.together
+            )
             return local_round(self.task, rule, x, met, noise, eta)
 
         widths = jnp.array([t.width for t in self.telemetry] or [0.0] * len(x), x.dtype)

@@ -29,6 +29,7 @@ from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
 from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place_of
 from veilstream.simulation.records import ExpectedRecords, clients_of
 from veilstream.simulation.run_checkpoint import BatchState
+from veilstream.simulation.secret_order import SecretOrder, most_in_a_step
 from veilstream.simulation.telemetry import SimulatedTelemetry
 from veilstream.streams.pool import PoolStream, Stream
 
@@ -83,6 +84,8 @@ def memory_of(
         members = [prepared[i] for i in indices]
         states = tuple(m.program.state_size for m in _mechanisms(members)[0])
         steps, clients, *_ = members[0].shape
+        if plan.order == "secret":
+            clients = most_in_a_step(clients)
         groups.append(GroupSize(len(members), steps, clients, states))
     if isinstance(stream, PoolStream):
         record = stream.features.shape[1:]
@@ -179,6 +182,8 @@ class Simulation:
         self.held_out_accuracy = np.full((*shape[:2], len(self.evaluated)), np.nan, np.float32)
         self._held_out = HeldOut(plan, self.task, self.stream, self.seeds, self._expected)
         self._pool = self._device_pool()
+        secretly = plan.order == "secret"
+        self._secret = SecretOrder(plan, self.stream, self.seeds, self._expected) if secretly else None
         self._groups = [self._group(indices) for indices in _by_shape(self._prepared)]
         self._position = self._start()
 
@@ -196,6 +201,9 @@ class Simulation:
 
         members = [self._prepared[i] for i in indices]
         steps, clients, unit_steps, gamma, forgets = members[0].shape
+        together = None
+        if self._secret is not None:
+            clients, together = self._secret.places, float(clients)
         learners = self.plan.learning.learners
         mechanisms, used = _mechanisms(members)
         block = Block(
@@ -212,6 +220,7 @@ class Simulation:
             forgetting=tuple(p.plan.forgetting for p in members) if forgets else (),
             weights=members[0].rule.weights,
             telemetry=tuple(t for p in members if (t := self.plan.telemetry_of(p.plan))),
+            together=together,
         )
         noise: HostNoise | DeviceNoise
         run_block: Any = block.run
@@ -304,6 +313,8 @@ class Simulation:
         return Progress(first + count, self._catch_up(leave))
 
     def _clients(self, first: int, count: int) -> Any:
+        if self._secret is not None:
+            return self._secret.clients(first, count)
         if not isinstance(self.stream, PoolStream):
             return clients_of(self.stream, self.seeds, first, count, self._expected)
         each = [self.stream.indices(seed, first, count) for seed in self.seeds]

@@ -113,7 +113,7 @@ class Verdicts:
             also.append("recall " + ", ".join(f"{name} {share:.2f}" for name, share in recall.items()))
         elif recall:
             least = min(recall, key=lambda name: recall[name])
-            also.append(f"lowest recall {least} {recall[least]:.2f}")
+            also.append(f'lowest recall {recall[least]:.2f} ("{least}")')
         return f'{_than(gained)} always "{label}": {how}; ' + ", ".join(also)
 
     def _numbers(self, judged: list[Judged], gained: Comparison) -> str:

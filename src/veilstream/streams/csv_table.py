@@ -36,7 +36,7 @@ class CsvTable(Table):
 
     def __init__(self, path: Path, *, whole: bool = True) -> None:
         super().__init__(path.name)
-        self._lines = text_lines(path, whole=whole)
+        self._lines = text_lines(path, whole=whole, header=True)
         self.notices += [self._lines.notice] if self._lines.notice else []
         sample = _sample_lines(self._lines.sample)
         self._delimiter = _delimiter(sample)

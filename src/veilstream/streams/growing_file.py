@@ -66,14 +66,14 @@ def check_plain_file(path: Path) -> None:
 class GrowingLines:
     """The lines of a file, as text, each with its newline."""
 
-    def __init__(self, path: Path, *, whole: bool) -> None:
+    def __init__(self, path: Path, *, whole: bool, header: bool = False) -> None:
         check_plain_file(path)
         self.path, self._whole = path, whole
         sample = self._first_bytes()
         for magic, kind, way_out in _OTHER_KINDS:
             if sample.startswith(magic):
                 raise InputError("data", path.name, f"text; this is {kind}", way_out)
-        self.encoding, self.bom, self.notice = _encoding(sample, path.name)
+        self.encoding, self.bom, self.notice = _encoding(sample, path.name, header)
         self.sample = sample[self.bom :].decode(self.encoding, "replace")
         newline = "\r" if "\n" not in self.sample and "\r" in self.sample.rstrip("\r") else "\n"
         self._newline = newline.encode(self.encoding)
@@ -197,10 +197,10 @@ class GrowingLines:
 class GzipLines(GrowingLines):
     """The same of a file that is packed with gzip; it may grow by further members."""
 
-    def __init__(self, path: Path, *, whole: bool) -> None:
+    def __init__(self, path: Path, *, whole: bool, header: bool = False) -> None:
         self._stream: gzip.GzipFile | None = None
         self._size = -1  # of the file when the stream was opened
-        super().__init__(path, whole=whole)
+        super().__init__(path, whole=whole, header=header)
 
     def _first_bytes(self) -> bytes:
         found = b""
@@ -245,12 +245,12 @@ class GzipLines(GrowingLines):
         return InputError("data", self.path.name, "a whole gzip file; this one is damaged", "copy it again")
 
 
-def text_lines(path: Path, *, whole: bool) -> GrowingLines:
-    """A text file's lines, packed or not."""
+def text_lines(path: Path, *, whole: bool, header: bool = False) -> GrowingLines:
+    """A text file's lines, packed or not; ``header``: its first line is nobody's record."""
     check_plain_file(path)
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    return GzipLines(path, whole=whole) if packed else GrowingLines(path, whole=whole)
+    return (GzipLines if packed else GrowingLines)(path, whole=whole, header=header)
 
 
 def is_broken_text(text: str) -> bool:
@@ -264,7 +264,7 @@ def is_broken_text(text: str) -> bool:
     return False
 
 
-def _encoding(sample: bytes, name: str) -> tuple[str, int, str]:
+def _encoding(sample: bytes, name: str, header: bool) -> tuple[str, int, str]:
     """Encoding, length of the byte-order mark, and a notice."""
     if sample.startswith(b"\xef\xbb\xbf"):
         return "utf-8", 3, ""
@@ -281,7 +281,10 @@ def _encoding(sample: bytes, name: str) -> tuple[str, int, str]:
     cut = sample.rfind(b"\n") + 1 or len(sample)
     lines = sample[:cut].splitlines()
     bad = sum(not _is_utf8(line) for line in lines)
-    if bad and bad > max(1, len(lines) // 100) and not _has_controls(sample):
+    named_so = (
+        header and lines and not _is_utf8(lines[0]) and all(line.isascii() or not _is_utf8(line) for line in lines)
+    )
+    if bad and (named_so or bad > max(1, len(lines) // 100)) and not _has_controls(sample):
         return "cp1252", 0, f"{name}: no UTF-8, read as Windows-1252"
     return "utf-8", 0, ""
 

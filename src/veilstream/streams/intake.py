@@ -63,8 +63,8 @@ class SomeRecords(NamedTuple):
 
     clients: Sequence[tuple[str | bytes, Sample | None]]
     """Tags, and records; None for one that cannot be used."""
-    behind: SourceBookmark | None = None
-    """Where the source stands behind them; None if it has no bookmarks."""
+    behind: Callable[[int], SourceBookmark] | None = None
+    """Where the source stands behind so many of them; None if it has no bookmarks."""
 
 
 @runtime_checkable

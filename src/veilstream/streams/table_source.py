@@ -2,7 +2,8 @@
 
 A row becomes a sample by the plan's schema, or is refused for a reason that is counted here only. A refused row
 of a named client is handed over without a sample and takes its step; a row that names nobody, or that cannot be read
-as cells, stands for a client of its own. Blank rows, and rows that name no learner, are skipped. Rows are read ahead
+as cells, stands for a client of its own. So does one of which cannot be said which learner's it is, at every learner
+that reads it. Blank rows, and rows of other learners, are skipped. Rows are read ahead
 of the round that uses them; each is handed over together with the bookmark behind it.
 """
 
@@ -13,6 +14,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from veilstream.errors import InputError
@@ -134,15 +136,19 @@ class TableSource:
             raise InputError("reopen", None, "a way to read the table again", "TableSource(..., reopen=...)")
         self._read_at_once, table, counts = True, self.reopen(), RowCounts()
         table.resume({mark.source: mark.text for mark in since})
-        for block in table.blocks(most=MANY_ROWS):
-            clients = []
-            for record in self._encoded(block, table):
-                counts.add(record)
-                if record is not None and record.client is not None:
-                    clients.append((record.client, record.sample if isinstance(record, Encoded) else None))
-            yield SomeRecords(clients, block.mark(len(block.rows) - 1))
-        self.counts.rows, self.counts.other_learners = counts.rows, counts.other_learners
-        self.counts.refused, self.counts.clamped = counts.refused, counts.clamped
+        try:
+            for block in table.blocks(most=MANY_ROWS):
+                clients, places = [], []
+                for place, record in enumerate(self._encoded(block, table)):
+                    counts.add(record)
+                    if record is not None and record.client is not None:
+                        clients.append((record.client, record.sample if isinstance(record, Encoded) else None))
+                        places.append(place)
+                places.append(len(block.rows))  # behind all of them: behind the block's other rows, too
+                yield SomeRecords(clients, partial(_behind, block, places))
+        finally:
+            self.counts.rows, self.counts.other_learners = counts.rows, counts.other_learners
+            self.counts.refused, self.counts.clamped = counts.refused, counts.clamped
 
     def files_now(self) -> str:
         """Names, sizes and times of its files."""
@@ -240,13 +246,14 @@ class TableSource:
         table, column = table or self.table, self._learner_column
         found: list[Encoded | Refusal | None] = [None] * len(block.rows)
         mine: list[int] = []
+        nobodys: list[int] = []
         for place, cells in enumerate(block.rows):
             if column is None:
                 mine.append(place)
             elif cells is None:  # whose it is cannot be read either
-                found[place] = Refusal("not readable")
+                found[place] = Refusal("not readable", client=block.name(place))
             elif is_missing(cells.get(column, self._learner)):
-                found[place] = Refusal("missing", column)
+                nobodys.append(place)
             elif _is_of(cells, self.schema, self._learner):
                 mine.append(place)
         group = encode_group(
@@ -257,7 +264,15 @@ class TableSource:
         )
         for number, place in enumerate(mine):
             found[place] = group.record(number)
+        for place in nobodys:
+            said = self.schema.encode(block.rows[place] or {}, row_name=block.name(place))
+            found[place] = Refusal("missing", column or "", client=said.client)
         return found
+
+
+def _behind(block: Block, places: Sequence[int], clients: int) -> SourceBookmark:
+    """Behind so many of the clients in these rows: in front of the next one's row."""
+    return block.mark(max(0, places[clients] - 1))
 
 
 def check_not_read_before(table: Table, bookmarks: list[SourceBookmark]) -> bool:

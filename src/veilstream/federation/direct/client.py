@@ -22,6 +22,7 @@ from typing import Any
 
 from veilstream.federation.direct import wire
 from veilstream.federation.direct.certificates import Trouble, diagnose, expiring, load
+from veilstream.federation.protocol.sizes import reply_limit, request_limit
 from veilstream.federation.repeated_lines import RepeatedLines
 
 import grpc  # isort: skip  # after wire, which says how loud it may be
@@ -141,7 +142,7 @@ class StreamClient:
 
     def _channel(self) -> grpc.aio.Channel:
         where = wire.target(*self._address)
-        options = wire.options(1 + wire.request_limit(self._dim))
+        options = wire.options(1 + request_limit(self._dim))
         if self._tls is None:
             return grpc.aio.insecure_channel(where, options=options)
         return grpc.aio.secure_channel(where, self._tls.credentials(), options=options)
@@ -246,7 +247,7 @@ class StreamClient:
             return
         if not reply:  # it stops, or its disk cannot be written
             return
-        if len(reply) > wire.reply_limit(self._dim):
+        if len(reply) > reply_limit(self._dim):
             _log.warning("a reply of %d bytes is too large for d = %d", len(reply), self._dim)
             return
         # The stream may have ended meanwhile; the server asks again on the next.

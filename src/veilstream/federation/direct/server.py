@@ -23,6 +23,7 @@ from veilstream.federation.certificate_files import CertificateFiles
 from veilstream.federation.direct import wire
 from veilstream.federation.direct.certificates import expiring, invalid, load
 from veilstream.federation.keys.identity import ServerKeys, check_private, learner_uri
+from veilstream.federation.protocol.sizes import reply_limit, request_limit
 from veilstream.federation.protocol.transport import Failure, Inbox, Received
 from veilstream.federation.repeated_lines import RepeatedLines
 
@@ -87,7 +88,7 @@ class DirectServer:
             raise InputError("keys", str(self._keys), "a folder that `veilstream keys` made", str(error)) from error
 
     async def _open(self) -> None:
-        largest = 1 + wire.reply_limit(self._dim)
+        largest = 1 + reply_limit(self._dim)
         most = connections_allowed(len(self._known))
         server = grpc.aio.server(options=[*wire.options(largest), *wire.server_options(most)])
         handler = grpc.stream_stream_rpc_method_handler(self._carry)
@@ -141,7 +142,7 @@ class DirectServer:
 
     def send(self, node: str, head: bytes, body: bytes = b"") -> None:
         """Deliver a request, or the newest of several when the last one has been answered."""
-        largest, size = wire.request_limit(self._dim), len(head) + len(body)
+        largest, size = request_limit(self._dim), len(head) + len(body)
         if size > largest:
             self._inbox.put(node, Failure(f"a request of {size} bytes, over {largest}"))
             return

@@ -18,20 +18,9 @@ LEARNER, INSTANCE = "learner", "instance"
 
 WELCOME, REQUEST, REPLY, PING = b"W", b"Q", b"R", b"P"
 
-_HEAD_BYTES = 1 << 16  # a message without its body: names, hashes, settings, a refusal
 _KEEP_ALIVE_S = 10.0
 _HANDSHAKE_S = 10.0
 _UNUSED_S = 30.0
-
-
-def request_limit(dim: int) -> int:
-    """Bytes of the largest request: two models of float32 numbers, a round's and the published one."""
-    return _HEAD_BYTES + 8 * dim
-
-
-def reply_limit(dim: int) -> int:
-    """Bytes of the largest reply: a prefix of int64 numbers."""
-    return _HEAD_BYTES + 8 * dim
 
 
 def target(host: str, port: int) -> str:

@@ -14,7 +14,9 @@ files have mode 0600.
 from __future__ import annotations
 
 import json
+import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +60,29 @@ class PrivateKey:
         return self._key.sign(data)
 
 
+class _NoPublicKey(PublicKey):
+    """Where the transport alone says who sends: takes 64 zeros for a signature, which no real key makes."""
+
+    def __init__(self) -> None:
+        self.raw = bytes(32)
+
+    def verifies(self, signature: bytes, data: bytes) -> bool:
+        return signature == bytes(64)
+
+
+class _NoPrivateKey(PrivateKey):
+    """Its other half: no real key verifies what it signs."""
+
+    def __init__(self) -> None:
+        self.public = _NoPublicKey()
+
+    def sign(self, data: bytes) -> bytes:
+        return bytes(64)
+
+
+_UNSIGNED = _NoPrivateKey()
+
+
 def check_private(path: Path) -> None:
     """Refuse a secret file that others than its owner can read; a missing file passes."""
     try:
@@ -77,9 +102,20 @@ def check_private(path: Path) -> None:
 class ServerKeys:
     """The server's folder."""
 
-    path: Path
+    path: Path | None
+    """None where messages are not signed."""
     identity: PrivateKey
     learners: dict[str, PublicKey]
+
+    @property
+    def signed(self) -> bool:
+        """Whether messages are signed; where they are not, the transport has to say who sends."""
+        return self.path is not None
+
+    @classmethod
+    def unsigned(cls, learners: Iterable[str]) -> ServerKeys:
+        """For these learners over a transport that authenticates them itself."""
+        return cls(None, _UNSIGNED, {checked_name(name): _UNSIGNED.public for name in learners})
 
     @classmethod
     def load(cls, path: Path) -> ServerKeys:
@@ -95,10 +131,16 @@ class ServerKeys:
 class LearnerKeys:
     """A learner's folder."""
 
-    path: Path
+    path: Path | None
+    """None where messages are not signed."""
     name: str
     identity: PrivateKey
     server: PublicKey
+
+    @classmethod
+    def unsigned(cls, name: str) -> LearnerKeys:
+        """For a learner over a transport that authenticates the server itself."""
+        return cls(None, checked_name(name), _UNSIGNED, _UNSIGNED.public)
 
     @classmethod
     def load(cls, path: Path) -> LearnerKeys:
@@ -119,6 +161,16 @@ class LearnerKeys:
         if path.resolve().name != name:
             raise InputError("keys", str(path), f"a folder called {name}", "rename it")
         return cls(path, name, identity, PublicKey(_hex(path / "server.pub")))
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+def checked_name(name: str) -> str:
+    """A learner's name, which stands in messages, files and logs."""
+    if not _NAME.fullmatch(name):
+        raise InputError("learner", name, "at most 63 letters, digits, - and _", "rename it")
+    return name
 
 
 def learner_uri(name: str, identity: PublicKey) -> str:

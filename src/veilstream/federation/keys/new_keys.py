@@ -6,7 +6,6 @@ import datetime
 import ipaddress
 import json
 import os
-import re
 from pathlib import Path
 
 from cryptography import x509
@@ -22,22 +21,37 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from veilstream.errors import InputError
-from veilstream.federation.keys.identity import PrivateKey, check_private, known_learners, learner_uri, read_text
+from veilstream.federation.keys.identity import (
+    PrivateKey,
+    check_private,
+    checked_name,
+    known_learners,
+    learner_uri,
+    read_text,
+)
 from veilstream.files import write_file
 
 DAYS = 825
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _CA_NAME = "veilstream CA"
 _CA_DAYS = 3650
 
 
-def make_keys(folder: Path, hosts: list[str], learners: list[str], days: int = DAYS) -> None:
-    """Make a CA, the server's keys and the learners' keys, in a new or empty folder."""
+def make_keys(folder: Path | str, hosts: list[str], learners: list[str], days: int = DAYS) -> None:
+    """Make a CA, the server's keys and the learners' keys, in a new or empty folder: what `veilstream keys make` does.
+
+    Args:
+        folder: gets `server` and `learners/NAME`; each machine needs its own of these and nothing else.
+        hosts: names and addresses of the server, for its TLS certificate.
+        learners: a name for each.
+        days: how long certificates are valid.
+
+    """
+    folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise InputError("keys", str(folder), "a new or empty folder", "name another, or add to it")
     for name in learners:
-        _check_name(name)
+        checked_name(name)
     if len(set(learners)) < len(learners):
         raise InputError("learners", learners, "a different name for each", "rename one")
     if not hosts:
@@ -82,7 +96,7 @@ def renew_learner(folder: Path, name: str, days: int = DAYS) -> None:
 
 def add_learner(folder: Path, name: str, days: int = DAYS) -> Path:
     """Make keys for one more learner; returns its folder, which goes to its machine."""
-    _check_name(name)
+    checked_name(name)
     where = folder / "learners" / name
     if where.exists():
         raise InputError("learner", name, "a learner without keys", "remove it first, or choose another name")
@@ -171,11 +185,6 @@ def _subject_name(host: str) -> x509.GeneralName:
 
 def _pem(key: ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
     return key.private_bytes(Encoding.PEM, form, NoEncryption())
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise InputError("learner", name, "at most 63 letters, digits, - and _", "rename it")
 
 
 def _write_secret(path: Path, content: bytes) -> None:

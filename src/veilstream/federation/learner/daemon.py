@@ -1,46 +1,37 @@
-"""One learner that answers its server: ledger, noise, model and data source behind one function.
+"""`veilstream learner`'s way of driving a `Site`: its data source, the account for the person beside it, and time.
 
-`handle(request bytes) -> reply bytes` is all that the outside can call: the direct transport from
-this process, a framework's process over a Unix socket (`carrier_socket`). Requests are answered one
-at a time, and a repeated request gets the same release. Only releases leave: no loss, no count of
-refused clients. A release has one size whatever the data. Whether clients wait is looked at once a
-slot, and a reply leaves at a time that does not depend on who came (`reply_times`). A round with
-fewer than `federation.min_clients` waiting clients is not begun: the reply is "absent", nothing is
-spent, and the server asks again.
+`handle(request bytes) -> reply bytes` is all that the outside can call. What a request may do is `site`. Requests
+are answered one at a time. Whether clients wait is looked at once a slot, and a reply leaves at a time that does
+not depend on who came (`reply_times`). A round with fewer than `federation.min_clients` waiting clients is not
+begun: the reply is "absent", nothing is spent, and the server asks again.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
-import time
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
-
-import numpy as np
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 from veilstream.deployment.epochs import DEPLOYED, LearnerParts
 from veilstream.deployment.learner import Learner, Outcome
-from veilstream.deployment.release import Release
-from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
-from veilstream.errors import InputError, LedgerError, PrivacyError, ProtocolError, VeilstreamError
+from veilstream.errors import InputError, VeilstreamError
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.published_model import PublishedModel
 from veilstream.federation.learner.reply_times import ReplyTimes, reply_times, secret_order_replies
-from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
+from veilstream.federation.learner.site import NoAnswer, Site
+from veilstream.federation.learner.source_round import offer_clients, source_failure
+from veilstream.federation.learner.source_start import fit_source
 from veilstream.federation.repeated_lines import RepeatedLines
-from veilstream.records.admission import Answer
 from veilstream.streams.intake import ClientSource, Offered, WholeSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import WaitingSource
-from veilstream.wording import counted, shown
+from veilstream.wording import counted
 
 _log = logging.getLogger(__name__)
 
-_CLOCKS_APART_S = 3600
-_STOPPED = "it has stopped (its own log says why)"
 _WAITS = "rounds are sat out, and cost nothing, until more come"
 _SAT_OUT = "rounds are sat out, and cost nothing, until `veilstream ledger resume`"
 
@@ -64,15 +55,16 @@ class Daemon:
 
         ``parts``: those of a study's learner; a deployed one leaves it out.
         """
-        self.learner, self._keys, self._source = learner, keys, source
-        self._min_clients, self.account, self._parts = min_clients, account, parts
+        self.learner, self._source = learner, source
+        self._min_clients, self.account = min_clients, account
+        self.site = Site(learner, keys, parts=parts)
+        """What hears and says messages."""
         self.published = PublishedModel(learner) if published is None else published
         """What predictions are made with."""
+        self.site.published = lambda model, round_, run: self.published.take(model, round_, run)
         if account is not None:
             account.published = self.published
         self._said_why = ""
-        self._instance = secrets.token_hex(8)
-        self._busy = threading.Lock()
         self._lines, self._late = RepeatedLines(), RepeatedLines()
         self._closing = threading.Event()
         window_s = source.window_s if isinstance(source, WaitingSource) else None
@@ -82,21 +74,22 @@ class Daemon:
             self._replies = reply_times(window_s, None)
         else:
             self._replies = None if replies == "when done" else replies
-        if isinstance(source, WaitingSource):
-            source.together = learner.terms.clients_per_step
-        if isinstance(source, WaitingSource | TableSource):
-            often = learner.plan.participation
-            source.visits_a_round = min(often.times, 1 + (learner.terms.local_steps - 1) // often.min_separation)
-        self.rounds_done = 0
-        self.dismissed = False
-        """Whether the server has said since this start that the epoch's run is over."""
-        self.failure: VeilstreamError | None = None
-        """Why the learner must be opened anew before it can answer again: a write that failed, or a defect."""
+        fit_source(source, learner)
 
     @property
     def name(self) -> str:
         """The learner's name, by its keys."""
-        return self._keys.name
+        return self.site.name
+
+    @property
+    def dismissed(self) -> bool:
+        """Whether the server has said since this start that the epoch's run is over."""
+        return self.site.dismissed
+
+    @property
+    def failure(self) -> VeilstreamError | None:
+        """Why the learner must be opened anew before it can answer again: a write that failed, or a defect."""
+        return self.site.failure
 
     @property
     def ended(self) -> str | None:
@@ -112,38 +105,7 @@ class Daemon:
 
         Nothing at all if the daemon was closed, or its store has to be opened anew (`failure`).
         """
-        if self.failure is not None:
-            return b""
-        try:
-            request = Request.read(data, self._keys.server)
-            with self._busy:  # the time of a second request begins when the first is answered
-                reply = self._answer(request, digest(data))
-        except _NoAnswer:
-            return b""
-        except VeilstreamError as error:
-            if self._must_open_anew(error):
-                return b""
-            self._note_refused(type(error).__name__, f"request refused: {shown(error, LONGEST_TEXT)}")
-            reply = Reply("refusal", self._keys.name, digest(data), {"why": _outside(error)})
-        except Exception as error:  # a defect; its text might quote data, so it is not shown
-            if self._must_open_anew(None):
-                return b""
-            self._note_refused(type(error).__name__, f"{type(error).__name__} while answering; this is a defect")
-            reply = Reply("refusal", self._keys.name, digest(data), {"why": _STOPPED})
-        return reply.sign(self._keys.identity)
-
-    def _must_open_anew(self, error: VeilstreamError | None) -> bool:
-        """Whether the store has to be opened anew; ``error``: why the request failed, None for a defect."""
-        learner = self.learner
-        if not learner.ledger.failed and not learner.epochs.broken:
-            return False
-        if error is None:
-            error = PrivacyError(
-                "a defect interrupted a call half-way: nothing was released (start the learner again; it goes on "
-                "where its store stands)"
-            )
-        self.failure = self.failure or error
-        return True
+        return self.site.reply(data, self, self._note_refused)
 
     def _note_refused(self, reason: str, text: str) -> None:
         """Write one line a minute for each reason: no server may fill the disk."""
@@ -156,141 +118,49 @@ class Daemon:
         for line in self._lines.due():
             _log.error("%s", line)
 
-    def _answer(self, request: Request, answers: str) -> Reply:
-        unnamed = request.kind in ("enrol", "end") and request.learner == ""
-        if request.learner != self._keys.name and not unnamed:
-            raise ProtocolError(
-                f"a request to {request.learner!r} at learner {self._keys.name!r}",
-                "check which keys this machine was given",
-            )
-        if request.kind == "enrol":
-            return self._enrol(request, answers)
-        if request.kind == "end":
-            return self._end(request, answers)
-        self._join(request)
-        if (why := self._of_lost_epoch(request)) is not None:
-            line = self._lines.add("the server", "lost epoch", f"{why}: the server asks who is here and goes on")
-            if line is not None:
-                _log.info("%s", line)
-            return Reply("refusal", self._keys.name, answers, {"why": why})
-        release = self._release(request)
-        if release is None:
-            return Reply("absent", self._keys.name, answers)
-        self.rounds_done += 1
-        return Reply("release", self._keys.name, answers, {}, release.payload)
-
-    def _enrol(self, request: Request, answers: str) -> Reply:
-        unlike = differences(request.settings, self.learner.settings)
-        if unlike:
-            both = both_sides(unlike)
-            raise ProtocolError(f"server and learner {self._keys.name!r} have different plans ({both})", SAME_TERMS)
-        self._check_time(request)
-        if self.learner.follow(request.run, request.follows):
-            self.dismissed = False
-            a_person = self.learner.plan.epochs_per_person
-            _log.info(
-                "run %s follows: epoch %d begins, with fresh noise, for %s; federation.epochs allows %d more after it",
-                shown(request.run),
-                self.learner.epoch,
-                "new clients only" if a_person == 1 else f"clients who were in fewer than {a_person} epochs",
-                self.learner.epochs_left,
-            )
-        self._join(request)
-        facts = {
-            "epoch": self.learner.epoch,
-            "round": self.learner.round,
-            "daemon": self._instance,
-            "settings": self.learner.settings,
-            "time": int(time.time()),
-        }
-        return Reply("enrolled", self._keys.name, answers, facts)
-
-    def _end(self, request: Request, answers: str) -> Reply:
-        """Close the epoch of a run that the server says is over; repeating it changes nothing.
-
-        A server that says so too early learns less; no client's promise changes.
-        """
-        learner = self.learner
-        if learner.run != request.run:
-            raise ProtocolError(
-                f"the end of run {request.run!r} at a learner whose epoch {learner.epoch} belongs "
-                f"to {'no run yet' if learner.run is None else repr(learner.run)}",
-                "nothing needs to be done",
-            )
-        if not learner.over:
-            _log.info(
-                "run %s is over: epoch %d ends here after %d of %d rounds, its secrets are destroyed",
-                shown(request.run),
-                learner.epoch,
-                learner.round,
-                learner.terms.rounds,
-            )
-        if request.published is not None:
-            self._models(request)
-        learner.end_epoch()
-        self.published.save()
-        self._let_callers_go()
-        self.dismissed = True
-        facts = {"epoch": learner.epoch, "round": learner.round}
-        return Reply("ended", self._keys.name, answers, facts)
-
-    def _join(self, request: Request) -> None:
-        """Bind this epoch to a run, once, by a recent request."""
-        self._check_time(request)
-        self.learner.join(request.run, self._parts)
-
-    def _check_time(self, request: Request) -> None:
-        """Only a recent request may bind the epoch to another run: a kept one could name a run that is over."""
-        apart = int(time.time()) - request.time
-        if self.learner.run != request.run and abs(apart) > _CLOCKS_APART_S:
-            raise ProtocolError(
-                f"a first request that was signed {abs(apart)} s {'ago' if apart > 0 else 'ahead of time'}",
-                f"check both clocks (at most {_CLOCKS_APART_S} s apart); someone may have sent an old request again",
-            )
-
-    def _of_lost_epoch(self, request: Request) -> str | None:
-        """What is asked for, if it belongs to an epoch whose store was lost: the server does not know that yet."""
-        sealed, epoch = request.acknowledged, self.learner.epoch
-        if request.epoch >= epoch or sealed is None or self.learner.ledger.knows_message(*sealed):
-            return None
-        return f"a request for epoch {request.epoch} at a learner whose epoch is {epoch}"
-
-    def _release(self, request: Request) -> Release | None:
-        """Do the round, or repeat its sealed release; a round begun with another x is finished.
-
-        None if too few clients wait: then nothing was pinned or spent.
-        """
-        learner, r = self.learner, request.round
-        x = self._models(request)
-        if r == learner.round - 1:
-            learner.check_acknowledged(request.acknowledged)
-            return learner.sealed_release()
+    @contextmanager
+    def turn(self, round_: int) -> Iterator[None]:
+        """A round begins with a slot; its reply leaves at a time of its own."""
         started = self._slot_starts()
-        if not (learner.pinned and r == learner.round):
-            if learner.would_begin(r, x, request.acknowledged) and not self._clients_wait():
-                self._hold(r, started)
-                return None
-            learner.begin_round(r, x, request.acknowledged)
         try:
-            self._take_clients(r)
-            if self._closing.is_set():  # the next start does the rest of the round
-                raise _NoAnswer
-            if self.account is not None:
-                self.account.round_ends()
-            release = learner.finish_round()
-            if self.account is not None:
-                self.account.round_is_sealed()
-            return release
+            yield
         finally:
             self._let_callers_go()
-            self._hold(r, started)
+            self._hold(round_, started)
+
+    def take(self, round_: int) -> None:
+        """Offer the source's clients; under a secret order, those that are due."""
+
+        def told(offered: Offered, outcome: Outcome) -> None:
+            if self.account is not None:
+                self.account.observed(offered.sample, outcome.answer, used=outcome.used)
+
+        if self.learner.order_is_secret:
+            self.learner.take_round(None if self.account is None else self.account.used)
+        else:
+            offer_clients(self.learner, self._source, round_, told)
+        if self._closing.is_set():  # the next start does the rest of the round
+            raise NoAnswer
+        if self.account is not None:
+            self.account.round_ends()
+
+    def sealed(self) -> None:
+        """Count the round in the account."""
+        if self.account is not None:
+            self.account.round_is_sealed()
+
+    def ended_run(self) -> None:
+        """The run is over: keep its last model, and answer those who wait."""
+        self.published.save()
+        self._let_callers_go()
 
     @property
     def paused(self) -> bool:
         """Whether the person beside the data has paused this learner: no round begins."""
         return self.account is not None and self.account.paused
 
-    def _clients_wait(self) -> bool:
+    def wait_here(self) -> bool:
+        """Whether enough clients wait for a round; also says why not."""
         learner = self.learner
         if self.paused:
             self._say(logging.WARNING, f"paused by the person beside the data: {_SAT_OUT}")
@@ -302,7 +172,7 @@ class Daemon:
                 self._min_clients, learner.terms.local_steps * learner.terms.clients_per_step, learner.may_take
             )
         except Exception as error:  # an InputError: the file was cut or replaced
-            self._say(logging.ERROR, f"no round begins: the data source failed ({_why(error)})")
+            self._say(logging.ERROR, f"no round begins: the data source failed ({source_failure(error)})")
             return False
         if isinstance(self._source, TableSource) and self._source.exhausted:
             some = f", and {counted(self._source.waiting, 'record')} of a round's {self._min_clients} wait"
@@ -338,14 +208,14 @@ class Daemon:
         """Whether a table has too few records for another round; False during a round."""
         if self.learner.order_is_secret:
             return self.learner.over
-        if not isinstance(self._source, TableSource) or not self._busy.acquire(blocking=False):
+        if not isinstance(self._source, TableSource) or not self.site.busy.acquire(blocking=False):
             return False
         try:
             if not self.learner.pinned:
-                self._clients_wait()
+                self.wait_here()
             return self._source.exhausted
         finally:
-            self._busy.release()
+            self.site.busy.release()
 
     def _say(self, level: int, why: str) -> None:
         if self.account is not None:
@@ -387,55 +257,11 @@ class Daemon:
 
     def _wait(self, seconds: float) -> None:
         if self._closing.wait(max(0.0, seconds)):  # closed meanwhile: nothing may leave
-            raise _NoAnswer
-
-    def _take_clients(self, r: int) -> None:
-        """Offer the source's clients; if the source fails, the round ends without more."""
-        learner = self.learner
-        if learner.order_is_secret:
-            learner.take_round(lambda samples: None if self.account is None else self.account.used(samples))
-            return
-        failed: list[Exception] = []
-
-        def told(offered: Offered, outcome: Outcome) -> None:
-            if self.account is not None:
-                self.account.observed(offered.sample, outcome.answer, used=outcome.used)
-
-        def observe(clients: Iterable[Offered]) -> list[Answer]:
-            stream = _UntilItFails(clients)
-            try:
-                outcomes = learner.take_many(stream, told)
-            except Exception as error:
-                failed.append(error)
-                raise
-            if stream.failure is not None:
-                raise stream.failure
-            return [outcome.answer for outcome in outcomes]
-
-        try:
-            self._source.serve(r, observe, lambda: learner.clients_wanted)
-        except Exception as error:
-            if failed:
-                raise failed[0] from None
-            _log.error("the data source failed (%s); the round goes on without it", _why(error))
-        if isinstance(self._source, TableSource):
-            learner.note_read(self._source.bookmark)
+            raise NoAnswer
 
     def _let_callers_go(self) -> None:
         if self.learner.over and isinstance(self._source, WaitingSource):
             self._source.release()
-
-    def _models(self, request: Request) -> np.ndarray[Any, Any]:
-        """x^r; the published model, where the request has one, is kept."""
-        body = bytes(request.body)
-        if len(body) % 4:
-            raise InputError("x", f"{len(body)} bytes", "float32 numbers", "check the server")
-        x = np.frombuffer(body, "<f4")
-        if request.published is None:
-            return x
-        dim = self.learner.task.dim
-        self.published.take(x[-dim:], request.published, request.run)
-        return x[:dim] if len(x) == 2 * dim else x
 
     def close(self) -> None:
         """Stop answering; a reply that waits for its time does not leave."""
@@ -443,37 +269,5 @@ class Daemon:
         self.published.save()
         if isinstance(self._source, WaitingSource):
             self._source.close()
-        with self._busy:
+        with self.site.busy:
             self.learner.close()
-
-
-class _NoAnswer(Exception):
-    """The daemon was closed while a reply waited for its time."""
-
-
-class _UntilItFails:
-    """A source's records up to its failure, so that those before the failure count."""
-
-    def __init__(self, clients: Iterable[Offered]) -> None:
-        self._clients = clients
-        self.failure: Exception | None = None
-
-    def __iter__(self) -> Iterator[Offered]:
-        try:
-            yield from self._clients
-        except Exception as error:
-            self.failure = error
-
-
-def _why(error: Exception) -> str:
-    """What may be logged of an error: our own text, else its kind alone, since its text might quote data."""
-    return str(error) if isinstance(error, InputError) else type(error).__name__
-
-
-def _outside(error: VeilstreamError) -> str:
-    """What the server may know: its own mistakes in full, and nothing of the learner's machine."""
-    if isinstance(error, InputError | ProtocolError):
-        return str(error)[:LONGEST_TEXT]
-    if isinstance(error, LedgerError):
-        return "its store is not the newest, or damaged (its own log says more)"
-    return _STOPPED

@@ -15,23 +15,21 @@ from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.paths import check_room
 from veilstream.errors import InputError, StorageError
 from veilstream.federation.addresses import Address
-from veilstream.federation.flower.carrier_socket import CarrierSocket
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.access import open_token, token_path
 from veilstream.federation.learner.daemon import Daemon
-from veilstream.federation.learner.file_start import look_at_whole, resume_file
 from veilstream.federation.learner.health import LearnerHealth
 from veilstream.federation.learner.local_account import LocalAccount, account_path
 from veilstream.federation.learner.published_model import PublishedModel, published_path
-from veilstream.federation.learner.reply_times import SEAL_S, reply_times
+from veilstream.federation.learner.reply_times import reply_times
+from veilstream.federation.learner.source_start import least_clients, resume_source
 from veilstream.federation.protocol.transport import Node, supervisor
-from veilstream.learning.tasks import Task, admission_of
+from veilstream.learning.tasks import Task
 from veilstream.plans.data_source import open_source
 from veilstream.plans.plan import Plan
-from veilstream.plans.records import label_unit, schema_of
+from veilstream.plans.records import label_unit
 from veilstream.plans.tasks import task_of
 from veilstream.streams.intake import ClientSource, WholeSource
-from veilstream.streams.iterator_source import IteratorSource
 from veilstream.streams.table_source import TableSource
 from veilstream.streams.waiting_source import LiveSource, WaitingSource
 
@@ -57,8 +55,8 @@ class LearnerService:
     keys: Path
     store: Path
     data: str
-    server: Address | None
-    """Where to dial; None: a carrier connects at ``socket``."""
+    server: Address
+    """Where to dial."""
     witness: Path | None = None
     learner_api: Address | None = None
     insecure: bool = False
@@ -68,9 +66,6 @@ class LearnerService:
     """When releases leave after their request; None: as the source needs (`reply_times`)."""
     exit_when_done: bool = False
     """Return when the server has said that the run is over and no other epoch may follow."""
-    socket: Path | None = None
-    trust_carrier: bool = False
-    """Answer a carrier of this process's own account, which could read everything here."""
     end_with_file: bool = False
     """Return when the file ends; otherwise wait for rows to be appended."""
     pages: LearnerPages | None = None
@@ -94,7 +89,7 @@ class LearnerService:
         """
         stop = threading.Event() if stop is None else stop
         keys = LearnerKeys.load(self.keys)
-        if self.server is not None and not self.insecure:
+        if not self.insecure:
             self.health.certificate = self.keys / "tls.pem"
         try:
             self._live(keys, stop)
@@ -166,18 +161,7 @@ class LearnerService:
                     _log.warning("%s", notice)
                 if window_s is not None:
                     self._tell_waiting(learner, replies.after_s)
-            if isinstance(source, TableSource) and secret:
-                if not learner.clients_written_down:
-                    look_at_whole(source, self.plan, learner.bookmarks(), learner=keys.name)
-            elif isinstance(source, TableSource):
-                marks = learner.bookmarks()
-                resume_file(source, self.plan, marks, learner=keys.name)
-            elif isinstance(source, IteratorSource):
-                source.resume(learner.bookmarks())
-                source.admission = admission_of(task)
-                source.schema = schema_of(self.plan) if self.plan.data.kind == "table" else None
-            if isinstance(source, WholeSource) and secret and not learner.over:
-                learner.use_records(source)
+            resume_source(source, learner, keys.name)
             account = LocalAccount(learner, source, unit=label_unit(self.plan), path=account_path(self.store))
             daemon = Daemon(
                 learner,
@@ -255,59 +239,17 @@ class LearnerService:
         )
 
     def _node(self, daemon: Daemon, learner: Learner) -> Node:
-        if (self.server is None) == (self.socket is None):
-            raise InputError(
-                "--server",
-                self.server and "HOST:PORT beside --socket",
-                "HOST:PORT to dial, or --socket PATH for a Flower SuperNode, and not both",
-                "try --server HOST:8400",
-            )
-        dim = int(learner.settings["d"])
-        if self.socket is not None:
-            return CarrierSocket(daemon.handle, self.socket, dim=dim, trust_own_account=self.trust_carrier)
-        assert self.server is not None
         from veilstream.federation.direct import DirectNode
 
         return DirectNode(
             self.keys,
             daemon.handle,
             self.server,
-            dim=dim,
+            dim=learner.terms.wire_dim,
             enrolled=learner.round > 0 or learner.epoch > 0,
             insecure=self.insecure,
             run_over=lambda: daemon.dismissed,
         )
-
-
-def least_clients(plan: Plan, learner: Learner, source: ClientSource) -> int:
-    """How many clients must wait for a round to begin; says what waiting costs."""
-    a_round = learner.terms.local_steps * learner.terms.clients_per_step
-    if isinstance(source, LiveSource):
-        seconds = source.window_s + SEAL_S
-        _log.info(
-            "a round takes at most %d clients in %g s (federation.patience_s and a second to reply): %.3g clients a "
-            "second. More local_steps or clients_per_step, or less patience, take more",
-            a_round,
-            seconds,
-            a_round / seconds,
-        )
-    given = plan.federation.min_clients
-    if plan.order == "secret":  # they are all there
-        return 1
-    if given is not None:
-        return given
-    if not isinstance(source, TableSource | IteratorSource):
-        return 1
-    source.least_at_last = 1
-    if isinstance(source, IteratorSource):
-        source.hold(a_round)
-    if a_round > 1:
-        _log.info(
-            "a round begins when %d records of people who may take part wait, which is all of it: no noise is spent on "
-            "nobody, and a round takes as long as that. federation.min_clients = 1 begins with whoever is there",
-            a_round,
-        )
-    return a_round
 
 
 class _Progress:

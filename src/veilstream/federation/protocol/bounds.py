@@ -16,8 +16,12 @@ A coordinate of telemetry has w/2 a step in the place of B_g, in a release and i
 
     |p_k| <= s·w/2 + z·V·‖b_s‖ + 1      |p'_k - p_k| <= (s' - s)·w/2 + z·V·(‖b_s'‖ + ‖b_s‖) + 1
 
+Where the order of records is secret, a step has any number of them: at most T·m in an epoch of T steps, m of them a
+step on average, each in a step of its own. In s steps there are then at most K(s) = s·m + L/3 + √(L²/9 + 2·L·s·m) with
+L = z²/2, but for a probability of exp(-L) (Bernstein), and K(s)/m stands in the place of s.
+
 With m of them all alarms together have (2·n·R·d + n·R²/2 + n·R²·m)·exp(-z²/2), which is less than
-the 4·n·R²·d·exp(-z²/2) that z is for.
+the 4·n·R²·d·exp(-z²/2) that z is for; so have those of a secret order, n·R + n·R²/2 more.
 
 No learner of this plan makes a release beyond them. One within them may still be a lie: bounds keep
 one message from ruining a run, they do not make its content true.
@@ -83,6 +87,10 @@ class ReleaseBounds:
     """How many of the coordinates, the last ones, are telemetry."""
     half_width: float = 0.0
     """w/2, the most that a client adds to one of those."""
+    spread: int | None = None
+    """Clients of a step on average, where any number may come to one; None where no more come than are counted on."""
+    horizon: int = 0
+    """Steps of an epoch."""
 
     @classmethod
     def of(cls, terms: Terms) -> ReleaseBounds:
@@ -105,6 +113,8 @@ class ReleaseBounds:
             math.sqrt(2.0 * math.log(cases / FALSE_ALARM)),
             0 if told is None else len(told.metrics),
             0.0 if told is None else 0.5 * told.width / terms.grid.step,
+            terms.clients_per_step if terms.plan.order == "secret" else None,
+            terms.rounds * terms.local_steps,
         )
         largest = max(2.0 * bounds.coordinate(terms.rounds), bounds.increment(0, terms.rounds))
         if largest * terms.learners >= _LARGEST_SUM:
@@ -116,21 +126,30 @@ class ReleaseBounds:
             )
         return bounds
 
+    def steps(self, rounds: int) -> float:
+        """How many full steps' worth of clients come in so many rounds, at most."""
+        steps = rounds * self.local_steps
+        if self.spread is None or not steps:
+            return steps
+        mean, rare = steps * self.spread, 0.5 * self.quantile**2
+        most = mean + rare / 3 + math.sqrt(rare * rare / 9 + 2 * rare * mean)
+        return min(most / self.spread, self.horizon)
+
     def coordinate(self, rounds: int) -> float:
         """Largest coordinate of a release after so many rounds of its learner."""
         noise = self.quantile * float(self.deviations[rounds])
-        return rounds * self.local_steps * self.clip + noise + 1.0
+        return self.steps(rounds) * self.clip + noise + 1.0
 
     def increment(self, before: int, rounds: int) -> float:
         """Largest norm of what it adds to the release after ``before`` rounds."""
         noise = float(self.deviations[before] + self.deviations[rounds])
         root = math.sqrt(self.dim)
-        return (rounds - before) * self.local_steps * self.clip + (root + self.quantile) * noise + root
+        return self.steps(rounds - before) * self.clip + (root + self.quantile) * noise + root
 
     def metric(self, before: int, rounds: int) -> float:
         """Most that a release has added to a sum of telemetry since ``before`` rounds; 0 for all."""
         noise = self.quantile * float(self.deviations[before] + self.deviations[rounds])
-        return (rounds - before) * self.local_steps * self.half_width + noise + 1.0
+        return self.steps(rounds - before) * self.half_width + noise + 1.0
 
     def check_prefix(self, learner: str, rounds: int, prefix: NDArray[np.int64]) -> None:
         """Refuse a release with a coordinate out of bounds."""

@@ -16,9 +16,9 @@ Nothing here imports noise or clients' data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,18 @@ class InMemory:
 
     def __init__(self, dim: int) -> None:
         self._prefix = self._newest = self._before = self._nothing = np.zeros(dim, np.int64)
+
+    @classmethod
+    def of(cls, prefix: NDArray[np.int64], newest: NDArray[np.int64], before: NDArray[np.int64]) -> InMemory:
+        """As another was when it was asked for its `numbers`."""
+        kept = cls(len(prefix))
+        kept._prefix, kept._newest, kept._before = prefix, newest, before
+        return kept
+
+    @property
+    def numbers(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The last message's, those of the one that came last (also if it is forgotten since), and the one before."""
+        return self._prefix, self._newest, self._before
 
     def prefix(self) -> NDArray[np.int64]:
         """The message's; zeros without one."""
@@ -145,6 +157,15 @@ class _Counted:
     """Norm of what it adds, in units of the grid."""
 
 
+@dataclass(frozen=True)
+class InFlight:
+    """What the open round has come to."""
+
+    total: NDArray[np.int64]
+    counted: Mapping[str, Sequence[Any]]
+    """For each learner whose message counts: epoch, round and hash; its span; and the norm of what it adds."""
+
+
 class OtherEpoch(ProtocolError):
     """A release of an epoch that the learner was not enrolled in: ask who it is now."""
 
@@ -215,6 +236,19 @@ class ServerFold:
     def answered_count(self) -> int:
         """How many messages count so far."""
         return len(self._counted)
+
+    @property
+    def in_flight(self) -> InFlight:
+        """The open round, to be kept and given to `go_on`."""
+        return InFlight(self._total, {n: (c.message, c.span, c.length) for n, c in self._counted.items()})
+
+    def go_on(self, flight: InFlight) -> None:
+        """Go on in the middle of a round, as `in_flight` was."""
+        self._total = flight.total.copy()
+        self._counted = {
+            name: _Counted((m[0], m[1], m[2]), (s[0], s[1], s[2]), float(length))
+            for name, (m, s, length) in flight.counted.items()
+        }
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -1,13 +1,12 @@
-"""The server's conversation with learners: who is asked what, when, and what a reply may do.
+"""`veilstream server`'s way of driving a `Server`: when learners are asked, how long a round waits, what is written.
 
-One piece of code for every transport. What the messages do to the model is `protocol.fold`; what is
-kept is `run_files`. Nothing here imports noise or clients' data.
+What a message says and may do is `server`; what is kept is `run_files`. One piece of code for every transport
+that has nodes. Nothing here imports noise or clients' data.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,17 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.deployment.terms import SAME_TERMS, Terms, both_sides, differences
+from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError, UnknownName, VeilstreamError
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.bounds import OutOfBounds
-from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch, Seat
-from veilstream.federation.protocol.messages import Buffer, Reply, Request, body_hash, digest
+from veilstream.federation.protocol.fold import ClosedRound, OtherEpoch
+from veilstream.federation.protocol.messages import Buffer, Reply
 from veilstream.federation.protocol.transport import Failure, Received, Transport
 from veilstream.federation.repeated_lines import RepeatedLines
 from veilstream.federation.server.attendance import NO_CLIENTS, REFUSES, Absence, Attendance
-from veilstream.federation.server.open_round import Asked, Enrolling, OpenRound, Place, Standing
+from veilstream.federation.server.open_round import Asked, OpenRound, Place, Standing
 from veilstream.federation.server.run_files import RunFiles, learners_of
+from veilstream.federation.server.server import Accepted, OtherTerms, Server, server_keys
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.wording import shown
@@ -44,14 +44,14 @@ _TELL_S = 0.1
 _CLOCKS_APART_S = 3600
 _SAY_AGAIN_S = 300.0
 _GONE_S = 600.0
-_NO_PLACE = "`veilstream keys add` makes its keys; a run that has begun keeps its learners, so it waits for the next"
 _LONGEST_LINE = 2000
-_PUBLISHED_SENT = 100  # times in a run that learners are sent an average beside x^r
-_LONGEST_REASON = 1000  # a refusal names settings of both sides
 
 
 class Coordinator:
     """One run of the server, in one folder."""
+
+    for_sums = False
+    """Whether it is for plans under which only sums over learners are seen (`sum_coordinator`)."""
 
     def __init__(
         self,
@@ -66,9 +66,15 @@ class Coordinator:
         watch: Callable[[Standing], None] = lambda _: None,
     ) -> None:
         """``among``: learners of the run before, who alone take part in this one; None where all who have keys do."""
+        if self.for_sums != (plan.trust is not None):
+            raise InputError(
+                "privacy.trust",
+                "each" if plan.trust is None else "sum",
+                "a server for it",
+                '`veilstream server` takes both; others only trust = "each"',
+            )
         self._plan, self._watch = plan, watch
         self.terms = Terms.of(plan, len(x0), task)
-        self._settings = self.terms.settings
         n = plan.learning.learners
         begun = learners_of(folder) or among
         later = sorted(keys.learners.keys() - begun) if begun else []
@@ -80,20 +86,16 @@ class Coordinator:
                 ", ".join(later),
                 n + len(later),
             )
-        if begun is None and len(keys.learners) != n:
-            raise InputError(
-                "learning.learners",
-                n,
-                f"as many as have keys ({len(keys.learners)})",
-                "`veilstream keys add` makes more, `keys remove` takes one away; weights are 1/n of all",
-            )
+        if begun is None:
+            server_keys(plan, keys, None)
         self._keys = keys
         self._files = RunFiles(folder, plan, self.terms, start)
         self.fold = self._files.open(x0, sorted(begun or keys.learners))
         self.models, self.run = self._files.models, self._files.run
+        self.server = self._served()
+        """What says and hears messages."""
         self.telemetry = self._files.telemetry
         """Private estimates so far (`TelemetryFiles.latest`); None where the plan has none."""
-        self._follows = self._files.follows
         self._published = self.fold.round
         self._places: dict[str, Place] = {}
         self._present: set[str] = set()
@@ -102,20 +104,20 @@ class Coordinator:
         )
         self._tell_at = 0.0
         self._scan_s = min(_SCAN_S * n, _LOOK_S)
-        self._enrolling: dict[str, Enrolling] = {}  # by node
-        self._ending: dict[str, Enrolling] = {}  # likewise, after the last round
-        self._confirmed: set[str] = set()
-        self._refusals: dict[str, int] = {}  # since the last release
-        self._refused: dict[str, str] = {}
+        self._again_at: dict[str, float] = {}  # by node: when it is asked once more who is there
+        self._end_again_at: dict[str, float] = {}  # likewise, after the last round
         self._said_stuck = -_SAY_AGAIN_S
         self.messages_refused: Counter[str] = Counter()
         """How many messages were not acted on, by the kind of error."""
         self._lines = RepeatedLines()
-        self._outstanding: dict[str, set[str]] = {name: set() for name in keys.learners}
         self._looked_at = time.monotonic()
         for name in self.fold.seats.keys() - keys.learners.keys():
             if self.fold.seats[name].state != "void":
                 self.void(name, "its keys were removed")
+
+    def _served(self) -> Server:
+        """What says and hears messages."""
+        return Server.over(self._plan, self.terms, self.fold, self._keys, self.run, self._files.follows)
 
     @property
     def round(self) -> int:
@@ -150,7 +152,7 @@ class Coordinator:
     @property
     def refused(self) -> dict[str, str]:
         """Learners that cannot take part, and why."""
-        return dict(self._refused)
+        return dict(self.server.refused)
 
     def go(self, transport: Transport, until: int | None = None, look: Callable[[], None] = lambda: None) -> None:
         """Run rounds until the horizon (or ``until``); ``look`` is called often, and may raise to end it."""
@@ -174,28 +176,18 @@ class Coordinator:
     def after_end(self, transport: Transport) -> tuple[str, ...]:
         """Tell learners, also late ones, that the run is over; returns who has not confirmed. Call it again."""
         now, nodes = time.monotonic(), transport.nodes()
-        _forget_gone(self._ending, nodes, now)
+        self._forget_gone(self._end_again_at, nodes, now)
         for node in nodes:
-            asking = self._ending.setdefault(node, Enrolling())
-            if now > asking.again_at:
-                request = Request(
-                    "end",
-                    self.run,
-                    "",
-                    secrets.token_hex(8),
-                    self.fold.round,
-                    body=self.fold.published.astype("<f4").tobytes(),
-                    published=self.fold.round,
-                )
-                asking.again_at = now + _AGAIN_S
-                transport.send(node, asking.ask(request, self._keys.identity))
+            if now > self._end_again_at.get(node, 0.0):
+                self._end_again_at[node] = now + _AGAIN_S
+                transport.send(node, self.server.end(node))
         self._say_repeated()
         for node, data in self._receive(transport):
             try:
-                self._confirmed |= self._ended(node, data)
+                self._take_end(node, data)
             except Exception as error:  # whatever it is: no message may end the server
                 self._note_refused(node, error)
-        return tuple(sorted(set(self._keys.learners) - self._confirmed))
+        return tuple(sorted(set(self._keys.learners) - self.server.ended))
 
     def end_all(
         self, transport: Transport, within_s: float, look: Callable[[], None] = lambda: None
@@ -206,23 +198,18 @@ class Coordinator:
             look()
         return left
 
-    def _ended(self, node: str, data: Received) -> set[str]:
+    def _take_end(self, node: str, data: Received) -> None:
         if isinstance(data, Failure):
-            return set()
-        name = Reply.claimed_learner(data)
-        if name not in self._keys.learners:
-            raise ProtocolError(f"a reply from {name!r}, who is not enrolled", "nothing was done")
-        reply = Reply.read(data, self._keys.learners[name])
-        if not any(reply.answers in asking.asked for asking in self._ending.values()):
-            return set()  # to something that was asked before the end
-        self._ending[node] = Enrolling(again_at=time.monotonic() + _REFUSED_AGAIN_S)
-        if reply.kind == "ended":
-            self._ending[node].again_at = float("inf")
-            _log.info("learner %s has closed its epoch", name, extra=_fields("epoch over", name, self.fold.round))
-            return {name}
-        why = shown(str(reply.facts.get("why", "")), _LONGEST_LINE)
-        _log.warning("learner %s does not end its epoch: %s", name, why)
-        return set()
+            return
+        told = self.server.accept(data, node)
+        if told.kind == "ended":
+            self._end_again_at[node] = float("inf")
+            _log.info(
+                "learner %s has closed its epoch", told.learner, extra=_fields("epoch over", told.learner, self.round)
+            )
+        elif told.kind == "refusal":
+            self._end_again_at[node] = time.monotonic() + _REFUSED_AGAIN_S
+            _log.warning("learner %s does not end its epoch: %s", told.learner, told.why)
 
     def _take_all(self, transport: Transport, here: OpenRound) -> None:
         for node, data in self._receive(transport):
@@ -242,13 +229,9 @@ class Coordinator:
         if time.monotonic() < here.judge_at:
             return False
         here.judge_at = time.monotonic() + self._scan_s
-        seats = self.fold.seats.values()
-        out = set(self._refused) | {seat.name for seat in seats if not self._askable(seat)}
-        out -= set(self.fold.answered)
-        absent = here.absent - out - set(self.fold.answered)
+        out, needed = self.server.out, self.server.needed
+        absent = self.server.absent - out - set(self.fold.answered)
         away = self._attendance.away - out - absent - set(self.fold.answered)
-        void = sum(seat.state == "void" for seat in seats)
-        needed = max(1, int(np.ceil(self._plan.federation.quorum * (n - void))))
         if n - len(out) < needed:
             self._stuck(out, needed)
         elif absent and n - len(out) - len(absent) < needed:
@@ -263,13 +246,11 @@ class Coordinator:
         late = time.monotonic() - here.began > self._plan.federation.deadline_s
         return late and answered >= needed
 
-    def _askable(self, seat: Seat) -> bool:
-        return seat.asked and seat.round < self.terms.rounds
-
     def _stuck(self, out: set[str], needed: int) -> None:
         """Too few can take part: a run that never began ends; one that did waits, so no message can end it."""
         n, seats = self._plan.learning.learners, self.fold.seats
-        spent = {name for name, seat in seats.items() if seat.round >= self.terms.rounds and name not in self._refused}
+        refused = self.server.refused
+        spent = {name for name, seat in seats.items() if seat.round >= self.terms.rounds and name not in refused}
         if out == spent:
             self._say_waiting(
                 f"{len(spent)} of {n} learners have no rounds left, since they were further than this server's folder, "
@@ -277,14 +258,8 @@ class Coordinator:
                 "last model is served: stop the server, or have them begin another epoch with `veilstream ledger epoch`"
             )
             return
-        why = "; ".join(
-            self._refused.get(name, f"{name}: {seats[name].why or 'no rounds left'}") for name in sorted(out)
-        )
-        if self.fold.round == 0 and n - len(self._refused) < needed:
-            raise ProtocolError(
-                f"{len(out)} of {n} learners cannot take part ({why})",
-                f"a round needs {needed}: repair them, then start the server again",
-            )
+        self.server.check_possible()
+        why = "; ".join(refused.get(name, f"{name}: {seats[name].why or 'no rounds left'}") for name in sorted(out))
         self._say_waiting(
             f"{len(out)} of {n} learners cannot take part ({why}); a round needs {needed}: repair "
             "them, or start the server again with --reset or --void",
@@ -300,21 +275,19 @@ class Coordinator:
         now, nodes = time.monotonic(), transport.nodes()
         self._present = nodes
         self._look_who_is_here(nodes)
-        _forget_gone(self._enrolling, nodes, now)
+        self._forget_gone(self._again_at, nodes, now)
         seated = {place.node for place in self._places.values()}
         for node in nodes - seated:
-            asking = self._enrolling.setdefault(node, Enrolling())
-            if now > asking.again_at:
-                request = Request(
-                    "enrol",
-                    self.run,
-                    node if node in self._keys.learners else "",
-                    secrets.token_hex(8),
-                    settings=self._settings,
-                    follows=self._follows,
-                )
-                asking.again_at = now + _AGAIN_S
-                transport.send(node, asking.ask(request, self._keys.identity))
+            if now > self._again_at.get(node, 0.0):
+                self._again_at[node] = now + _AGAIN_S
+                transport.send(node, self.server.enrol(node))
+
+    def _forget_gone(self, again_at: dict[str, float], present: set[str], now: float) -> None:
+        """Nodes that left long ago: where every connection is another node, they would pile up."""
+        for node in again_at.keys() - present:
+            if now > again_at[node] + _GONE_S:
+                del again_at[node]
+                self.server.forget(node)
 
     def _look_who_is_here(self, nodes: set[str]) -> None:
         connected = {name for name, place in self._places.items() if place.node in nodes}
@@ -328,50 +301,22 @@ class Coordinator:
             self._say(name, "back", text, logging.INFO, learner=name)
 
     def _ask_for_rounds(self, transport: Transport, here: OpenRound) -> None:
-        now, answered = time.monotonic(), set(self.fold.answered)
+        now, answered, server = time.monotonic(), set(self.fold.answered), self.server
         for name, place in self._places.items():
-            if name in answered or place.node not in self._present or name in self._refused:
+            if name in answered or place.node not in self._present or name in server.refused:
                 continue
-            if not self._askable(self.fold.seats[name]):
+            if not server.askable(self.fold.seats[name]):
                 continue
             asked = here.asked.get(name)
             if asked and asked.node == place.node and now - asked.at < self._patience_s:
                 continue
-            head = self._head(name, here) if asked is None else asked.head
-            here.asked[name] = Asked(head, now, place.node)
-            self._outstanding[name].add(digest(head))
-            transport.send(place.node, head, here.body)
+            here.asked[name] = Asked(now, place.node)
+            transport.send(place.node, server.round_head(name), server.round_body)
 
     @property
     def _patience_s(self) -> float:
         """A learner may wait for its clients; only then is silence a loss."""
         return self._plan.federation.patience_s + _AGAIN_S
-
-    def _head(self, name: str, here: OpenRound) -> bytes:
-        seat = self.fold.seats[name]
-        if not here.body:  # once a round: all learners are sent the same bytes
-            here.body, here.published = self._round_body()
-            here.hashed_body = body_hash(here.body)
-        asked = Request(
-            "round",
-            self.run,
-            name,
-            secrets.token_hex(8),
-            seat.round,
-            seat.accepted,
-            epoch=seat.epoch,
-            published=here.published,
-        )
-        return asked.sign_head(self._keys.identity, here.hashed_body)
-
-    def _round_body(self) -> tuple[bytes, int | None]:
-        """x^r, and the published model where that is another; a hundred times a run, since it doubles what is sent."""
-        fold = self.fold
-        x, published = fold.x.astype("<f4").tobytes(), fold.published.astype("<f4").tobytes()
-        if x == published:
-            return x, fold.round
-        every = max(1, min(self.terms.rounds // _PUBLISHED_SENT, _PUBLISHED_SENT))
-        return (x + published, fold.round) if fold.round % every == 0 else (x, None)
 
     def _take(self, node: str, data: Received, here: OpenRound) -> None:
         if isinstance(data, Failure):
@@ -381,15 +326,10 @@ class Coordinator:
                     asked.at = min(asked.at, time.monotonic() - self._patience_s + 1.0)
             return
         try:
-            reply = self._checked(node, data)
-            if reply.kind == "refusal":
-                self._refusal(node, reply, here)
-            elif reply.kind == "enrolled":
-                self._seat(node, reply, data, here)
-            elif reply.kind == "absent":
-                self._absent(reply, here)
-            else:
-                self._accept(node, reply, here)
+            reply = self.server.read(data, node)
+            if reply.kind == "enrolled":
+                self._check_alone(node, reply)
+            self._follow(node, reply, self._taken(node, reply, here), data, here)
         except Exception as error:  # whatever it is: no message may end the server
             self._note_refused(node, error)
 
@@ -411,107 +351,76 @@ class Coordinator:
         for line in self._lines.due():
             _log.warning("%s", line)
 
-    def _checked(self, node: str, data: Buffer) -> Reply:
-        """From a known learner, signed, in answer to something that was asked."""
-        name = Reply.claimed_learner(data)
-        if name not in self._keys.learners:
-            raise ProtocolError(f"a reply from {name!r}, who is not enrolled", _NO_PLACE)
-        reply = Reply.read(data, self._keys.learners[name])
-        asking = self._enrolling.get(node)
-        asked = asking is not None and reply.answers in asking.asked
-        if reply.kind == "release":
-            asked = False
-        if not asked and (reply.kind == "enrolled" or reply.answers not in self._outstanding[name]):
-            raise ProtocolError(f"a reply from {name!r} to nothing that was asked", "an old message was sent again")
-        return reply
-
-    def _seat(self, node: str, reply: Reply, data: Buffer, here: OpenRound) -> None:
-        name, facts = reply.learner, reply.facts
-        if node in self._keys.learners and node != name:
-            raise ProtocolError(f"learner {name!r} answers what learner {node!r} was asked", "each has its own keys")
-        unlike = differences(self._settings, facts["settings"])
-        if unlike:
-            both = both_sides(unlike)
-            self._refused[name] = f"{name}: another plan ({both})"
-            raise ProtocolError(f"learner {name!r} has another plan ({both})", SAME_TERMS)
-        place, daemon = self._places.get(name), str(facts["daemon"])
+    def _check_alone(self, node: str, reply: Reply) -> None:
+        """Refuse a second process with a learner's keys while the first is connected."""
+        name = reply.learner
+        place = self._places.get(name)
         elsewhere = place and place.node != node and place.node in self._present
-        if place and elsewhere and place.daemon != daemon:
+        if place and elsewhere and place.daemon != str(reply.facts["daemon"]):
             self._ask_later(node)
             raise ProtocolError(
                 f"a second learner calls itself {name!r}",
                 "each learner needs keys of its own; if it moved, stop the first",
             )
-        try:
-            self.fold.enrol(name, facts["epoch"], facts["round"])
-        except ProtocolError as error:
-            if self.fold.seats[name].asked:
-                self._refused[name] = f"{name}: {error.what}"
-            self._ask_later(node)
-            raise
-        asked = self._enrolling[node].asked[reply.answers].sign(self._keys.identity)
-        self._files.keep_enrolment(name, facts["epoch"], asked, data)
-        apart = abs(int(time.time()) - facts["time"])
-        if apart > _CLOCKS_APART_S:
-            _log.warning("the clocks of learner %s and of this server are %d s apart", name, apart)
-        self._enrolling.pop(node, None)
-        self._refused.pop(name, None)
-        here.asked.pop(name, None)
-        self._places[name] = Place(node, daemon)
-        here.scan_at = 0.0
-        _log.info("learner %s has enrolled", name, extra=_fields("enrolled", name, self.fold.round))
 
-    def _accept(self, node: str, reply: Reply, here: OpenRound) -> None:
+    def _taken(self, node: str, reply: Reply, here: OpenRound) -> Accepted:
+        """What the server made of it; after an error, who is to be asked again and when."""
         name = reply.learner
         try:
-            if not self.fold.accept(name, reply.body, reply.hashed_body):
-                return  # the same again
+            return self.server.take(reply, node)
         except OutOfBounds:
             here.asked.pop(name, None)
             raise
-        except OtherEpoch:  # it has begun another: ask who it is now, if that is not its answer
-            self._places.pop(name, None)
-            here.asked.pop(name, None)
-            self._refusals[name] = self._refusals.get(name, 0) + 1
-            if self._refusals[name] > 1:
+        except OtherEpoch:
+            self._leave(name, here)
+            if self.server.refusals[name] > 1:
                 self._ask_later(node)
             raise
-        _log.debug("learner %s has answered", name, extra=_fields("answered", name, self.fold.round))
-        self._attendance.took_part(name)
-        self._refusals.pop(name, None)
-        self._outstanding[name].clear()
+        except OtherTerms:
+            raise
+        except ProtocolError:
+            if reply.kind == "enrolled":
+                self._ask_later(node)
+            raise
 
-    def _absent(self, reply: Reply, here: OpenRound) -> None:
-        name, asked = reply.learner, here.asked.get(reply.learner)
-        if asked is None or reply.answers != digest(asked.head):
-            return  # to an earlier round
-        here.absent.add(name)
-        self._attendance.absent(name, NO_CLIENTS)
-        self._refusals.pop(name, None)
-        asked.at = time.monotonic() - self._patience_s + _ABSENT_AGAIN_S
-        _log.debug("learner %s has no clients now", name)
+    def _follow(self, node: str, reply: Reply, told: Accepted, data: Buffer, here: OpenRound) -> None:
+        name, facts = told.learner, reply.facts
+        if told.kind == "enrolled":
+            self._files.keep_enrolment(name, facts["epoch"], told.request, data)
+            apart = abs(int(time.time()) - facts["time"])
+            if apart > _CLOCKS_APART_S:
+                _log.warning("the clocks of learner %s and of this server are %d s apart", name, apart)
+            self._again_at.pop(node, None)
+            here.asked.pop(name, None)
+            self._places[name] = Place(node, str(facts["daemon"]))
+            here.scan_at = 0.0
+            _log.info("learner %s has enrolled", name, extra=_fields("enrolled", name, self.fold.round))
+        elif told.kind == "release":
+            _log.debug("learner %s has answered", name, extra=_fields("answered", name, self.fold.round))
+            self._attendance.took_part(name)
+        elif told.kind == "absent":
+            self._attendance.absent(name, NO_CLIENTS)
+            if name in here.asked:
+                here.asked[name].at = time.monotonic() - self._patience_s + _ABSENT_AGAIN_S
+            _log.debug("learner %s has no clients now", name)
+        elif told.kind == "refusal":
+            self._leave(name, here)
+            if name not in self.server.refused:
+                self._again_at.pop(node, None)
+            else:
+                self._attendance.absent(name, REFUSES)
+                self._ask_later(node)  # someone may repair it
+            self._say(node, "refusal", f"learner {name} refuses: {told.why}", learner=name)
 
-    def _refusal(self, node: str, reply: Reply, here: OpenRound) -> None:
-        """A learner may have come back in another epoch: it is asked once more who it is."""
-        name, why = reply.learner, shown(reply.facts["why"], _LONGEST_REASON)
-        self._refusals[name] = self._refusals.get(name, 0) + 1
-        first = self._refusals[name] == 1 and reply.answers in self._outstanding[name]
+    def _leave(self, name: str, here: OpenRound) -> None:
         self._places.pop(name, None)
         here.asked.pop(name, None)
-        if first:
-            self._enrolling.pop(node, None)
-        else:
-            self._refused[name] = f"{name}: {why}"
-            self._attendance.absent(name, REFUSES)
-            self._ask_later(node)  # someone may repair it
-        self._say(node, "refusal", f"learner {name} refuses: {why}", learner=name)
 
     def _ask_later(self, node: str) -> None:
-        asking = self._enrolling.setdefault(node, Enrolling())
-        asking.again_at = time.monotonic() + _REFUSED_AGAIN_S
+        self._again_at[node] = time.monotonic() + _REFUSED_AGAIN_S
 
     def _close(self, here: OpenRound) -> None:
-        closed = self.fold.close_round()
+        closed = self._closed()
         seconds = time.monotonic() - here.began
         self._files.close_round(self.fold, closed, seconds)
         self._published = self.fold.round
@@ -529,13 +438,17 @@ class Coordinator:
         self._log_closed(closed, here)
         self._tell(closed, seconds)
 
+    def _closed(self) -> ClosedRound:
+        """The round that is over, and its model made."""
+        return self.server.close_round()
+
     def _log_closed(self, closed: ClosedRound, here: OpenRound) -> None:
         done, rounds = self.fold.round, self.terms.rounds
         without = f", this one without {', '.join(closed.missing)}" if closed.missing else ""
         a_tenth = done * 10 // rounds > (done - 1) * 10 // rounds
         level = logging.INFO if a_tenth else logging.DEBUG
         _log.log(level, "%d of %d rounds closed%s", done, rounds, without, extra=_fields("round closed", None, done))
-        known = self._attendance.absences.keys() | self._refused.keys() | set(closed.dropped)
+        known = self._attendance.absences.keys() | self.server.refused.keys() | set(closed.dropped)
         for name in closed.missing:
             if name not in known and name in here.asked:
                 passed_s = time.monotonic() - here.asked[name].at
@@ -559,7 +472,7 @@ class Coordinator:
 
     def void(self, learner: str, why: str = "by the operator") -> None:
         """Never ask this learner again; its weight stays 1/n."""
-        self.fold.void(self._known(learner, "--void"), why)
+        self.server.void(self._known(learner, "--void"), why)
         self._places.pop(learner, None)
         self._files.record_operation(self.fold, "void", learner, why)
         _log.warning("the seat of learner %s is void", learner)
@@ -568,10 +481,9 @@ class Coordinator:
         """Take this learner at its next enrolment as it is."""
         before = self.fold.seats[self._known(learner, "--reset")]
         stood = f"epoch {before.epoch}, round {before.round}, {before.state} {before.why}".strip()
-        self.fold.reset(learner)
-        self._refused.pop(learner, None)
+        self.server.reset(learner)
         self._places.pop(learner, None)
-        self._enrolling.clear()  # learners without a seat are asked at once
+        self._again_at.clear()  # learners without a seat are asked at once
         self._files.record_operation(self.fold, "reset", learner, stood)
         _log.warning("learner %s is taken as it is at its next enrolment", learner)
 
@@ -593,10 +505,3 @@ class Coordinator:
 def _fields(event: str, learner: str | None, round_: int) -> dict[str, object]:
     """For log lines as JSON."""
     return {"event": event, "round": round_, **({} if learner is None else {"learner": learner})}
-
-
-def _forget_gone(asking: dict[str, Enrolling], present: set[str], now: float) -> None:
-    """Nodes that left long ago: where every connection is another node, they would pile up."""
-    for node in asking.keys() - present:
-        if now > asking[node].again_at + _GONE_S:
-            del asking[node]
