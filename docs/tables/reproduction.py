@@ -28,7 +28,8 @@ def logistic() -> Table:
             cells += [mean(own[method].values(), 4), apart]
         return cells
 
-    rows = [row("noise-free", "", "noise-free"), row("noise-free, own step (3.2)", "", "noise-free, own step")]
+    rows = [row("each learner's label share", "", "learner's share")]
+    rows += [row("noise-free", "", "noise-free"), row("noise-free, own step (3.2)", "", "noise-free, own step")]
     usual = {"independent": "independent", "tree (MF i)": "tree", "optimised (MF ii)": "optimal"}
     exact = {"independent": "independent", "optimised": "optimal", "Toeplitz, normalised": "toeplitz_normalised"}
     for epsilon in ("2", "0.5"):
@@ -36,6 +37,7 @@ def logistic() -> Table:
         paper = usual | {"Toeplitz (MF iii)": "toeplitz"}
         rows += [row(shown, "the paper's", f"{name} @ {epsilon}") for shown, name in paper.items()]
         rows += [row(shown, "exact", f"{name} @ {epsilon} exact") for shown, name in exact.items()]
+        rows.append(row("noisy label count", "exact", f"noisy count @ {epsilon}"))
     return Table(("method", "accounting", "accuracy of x^R", "to noise-free", "loss", "to noise-free"), "llrrrr", rows)
 
 
