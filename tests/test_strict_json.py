@@ -101,3 +101,10 @@ def test_how_deep_a_record_may_be_does_not_depend_on_who_asks():
     assert not is_nested_deep(json.loads("[" * MOST_NESTED + "]" * MOST_NESTED))
     assert is_nested_deep(json.loads('{"a": ' * (MOST_NESTED + 1) + "1" + "}" * (MOST_NESTED + 1)))
     assert not is_nested_deep({"a": [1] * 1000})
+
+
+@pytest.mark.parametrize("tail", ['"' + '\\"' * 500_000, '"' * 500_001 + "\\", "[]" * 300_000, "\\" * 500_000])
+def test_what_has_no_end_is_read_once(tail):
+    """In time that grows with its length: by backtracking, each of these would take hours."""
+    with pytest.raises(InvalidJson):
+        read_values(b'{"record": {"x": 1, "x": 2}, "t": ' + tail.encode())

@@ -17,7 +17,8 @@ MOST_NESTED = 64
 _LONGEST_SHOWN = 32
 _MOST_DIGITS = 400  # float has fewer; int() refuses some thousands
 _LIST, _REQUEST = 3, 2  # a list of requests, a request, its record (1), a cell (0)
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,]', re.DOTALL)
+_MOST_REQUESTS = 1024  # of a list; a longer one is not cut any further
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.?)*+"?|[][{}:,]', re.DOTALL)  # a text without an end is one too: it is read once
 
 
 class InvalidJson(ValueError):
@@ -79,6 +80,8 @@ def _read_parts(text: str, levels: int) -> Any:
         if not levels:
             return UNREADABLE
     parts = list(_cut(text))
+    if levels == _LIST and len(parts) > _MOST_REQUESTS:
+        return [UNREADABLE] * len(parts)
     if text.lstrip()[:1] != "{":
         return [_read_parts(part, levels - 1) for _, part in parts]
     found: dict[str, Any] = {}

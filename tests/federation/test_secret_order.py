@@ -32,7 +32,7 @@ MANY = 50
 def secret_plan(rounds: int = ROUNDS, learners: int = 1, **changes):
     privacy = {"order": "secret"} | changes.pop("privacy", {})
     learning = {"clients_per_step": 10} | changes.pop("learning", {})
-    method = {"mechanism": "banded"}
+    method = {"mechanism": "independent"}
     return table_plan_of(rounds, learners, privacy=privacy, method=method, learning=learning, **changes)
 
 
@@ -217,10 +217,11 @@ def test_a_file_that_changes_under_a_running_learner_stops_its_rounds_until_it_i
 
 
 def test_what_a_server_hears_of_a_file_that_is_refused_is_no_number(tmp_path):
-    with world_of(tmp_path, rounds=30) as world:  # more steps than people
+    with world_of(tmp_path) as world:
+        write_csv(tmp_path / "a.csv", people_of(5))  # and 6 steps
         daemon = start(world, "a")
         assert not daemon.wait_here()
-        assert "at least 60 people" in daemon._said_why
+        assert "at least 6 people" in daemon._said_why
         assert daemon.learner.ledger.chain.visits.value().count == 0
 
 
@@ -231,13 +232,7 @@ def test_live_records_and_functions_are_refused_before_anything_is_made(tmp_path
     path.write_text(world.plan.to_toml())
     for data in ("live", "json:loads"):
         service = LearnerService(
-            world.plan,
-            tmp_path / "keys/learners/a",
-            tmp_path / "s.db",
-            data,
-            None,
-            socket=tmp_path / "x.sock",
-            new_store=True,
+            world.plan, tmp_path / "keys/learners/a", tmp_path / "s.db", data, ("127.0.0.1", 1), new_store=True
         )
         with pytest.raises(InputError, match=r'--data = .*all there before an epoch begins.*order = "known"'):
             service.run(threading.Event())
