@@ -16,9 +16,9 @@ from search_mnist import STEPS, final_accuracy, method
 from veilstream.plans.plan import Plan
 
 CLIENTS = 60
-CLIPS = (0.003, 0.01, 0.03)
+CLIPS = (0.001, 0.003, 0.01, 0.03)
 AVERAGING = (4.0, 8.0, 15.0)
-STEPS_IN_CLIPS = (100.0, 200.0, 400.0)  # how far a step goes, in clip norms
+STEPS_IN_CLIPS = (35.0, 50.0, 70.0, 100.0, 200.0, 400.0)  # how far a step goes, in clip norms
 
 
 def plan_of(epsilon: float) -> Plan:
