@@ -46,7 +46,7 @@ from veilstream.streams.pool import Stream
 
 DRIFTS = ("abrupt", "gradual", "seasonal")
 CLIP_NORMS = {"electricity": (1.0, 0.3), "covertype": (1.0, 0.3), "flights": (1.0, 1.0)}
-"""Of the streams: what experiments/search_streams.py chose without noise, and for `buffered` at
+"""Of the streams: what a grid of steps and clip norms chose without noise, and for `buffered` at
 epsilon 2."""
 SEEDS = tuple(range(10))
 SEARCH_SEEDS = (1000, 1001, 1002)

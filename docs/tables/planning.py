@@ -53,3 +53,30 @@ def auto() -> Table:
         "lrrrrrrrl",
         rows,
     )
+
+
+def mechanisms() -> Table:
+    """What `veilstream plan demo` prints, as noise of one learner, and against independent noise."""
+    stored = read_json("plan_demo.json")
+    found = {(row["mechanism"], row["objective"]): row for row in stored["mechanisms"]}
+    independent = found["independent", None]["error_round_ends"]
+    shown = {
+        ("buffered", None): "`buffered` (recommended)",
+        ("optimal", "published"): '`optimal`, `objective = "published"`',
+        ("optimal", None): "`optimal`",
+        ("toeplitz_normalised", None): "`toeplitz_normalised`",
+        ("toeplitz", None): "`toeplitz` (MF iii)",
+        ("tree_full", None): "`tree_full`",
+        ("tree_online", None): "`tree_online`",
+        ("tree", None): "`tree` (MF i)",
+        ("banded", None): "`banded` (for repeated visits)",
+        ("independent", None): "`independent`",
+    }
+    rows = []
+    for key, name in shown.items():
+        row = found[key]
+        errors = [f"{row[field]:.4g}" for field in ("error_max", "error_mean", "error_round_ends")]
+        share = f"{row['error_round_ends'] / independent:.3g}x"
+        rows.append([name, f"{row['sensitivity']:.4g}", f"{row['noise_std']:.4g}", *errors, share])
+    header = ("mechanism", "sensitivity", "noise std V", "std max", "std mean", "std rounds", "vs independent")
+    return Table(header, "lrrrrrr", rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from statistics import fmean, stdev
 
 from tables.cells import Table, bold, mean, mean_error, read_csv
 
@@ -108,3 +109,49 @@ def drift() -> Table:
             cells.append(f"{paired} ({steps[world, way, budget]:g})")
         rows.append([world, budget, *cells])
     return Table(("world", "budget", usual, *ways), "llrrrr", rows)
+
+
+WORLDS = {
+    ("0", "0"): "nothing changes",
+    ("4", "0"): "4 changes",
+    ("16", "0"): "16 changes",
+    ("4", "20"): "4 changes, labels 20 late",
+}
+
+
+def freshness() -> Table:
+    """Share of right decisions by number of releases; each noise at its best."""
+    found = _by("freshness.csv", "accuracy", "changes", "late", "epsilon", "noise", "releases")
+    rows = []
+    releases = ("1000", "200", "50", "20")
+    for epsilon in ("2.0", "8.0", "0.0"):
+        for (changes, late), name in WORLDS.items():
+            cells = [name, f"{float(epsilon):g}" if epsilon != "0.0" else "no noise"]
+            kinds = ("buffered", "independent") if epsilon != "0.0" else ("none",)
+            cells += [", ".join(mean(found[changes, late, epsilon, n, r].values()) for r in releases) for n in kinds]
+            if epsilon == "0.0":
+                fresh, stale = (found[changes, late, epsilon, "none", r] for r in ("1000", "50"))
+                cells.append("")
+            else:
+                fresh = found[changes, late, epsilon, "buffered", "1000"]
+                stale = found[changes, late, epsilon, "independent", "50"]
+            rows.append([*cells, _interval(_difference(fresh, stale))])
+    return Table(
+        (
+            "world",
+            "ε",
+            "correlated: 1000, 200, 50, 20 releases",
+            "independent: the same",
+            "1000 correlated minus 50 independent (no noise: minus 50)",
+        ),
+        "lrrrr",
+        rows,
+    )
+
+
+def _interval(differences: list[float]) -> str:
+    """Mean of paired differences with its 95% interval by Student's t, for ten seeds."""
+    if len(differences) != 10:
+        raise ValueError("Student's factor is that of ten seeds")
+    half = 2.262 * stdev(differences) / len(differences) ** 0.5
+    return f"{fmean(differences):+.3f} ± {half:.3f}"

@@ -17,7 +17,8 @@ MOST_NESTED = 64
 _LONGEST_SHOWN = 32
 _MOST_DIGITS = 400  # float has fewer; int() refuses some thousands
 _LIST, _REQUEST = 3, 2  # a list of requests, a request, its record (1), a cell (0)
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,]', re.DOTALL)
+_MOST_REQUESTS = 1024  # of a list; a longer one is not cut any further
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.?)*+"?|[][{}:,]', re.DOTALL)  # a text without an end is one too: it is read once
 
 
 class InvalidJson(ValueError):
@@ -74,11 +75,16 @@ def _parts_of(held: object) -> list[Any]:
 
 def _read_parts(text: str, levels: int) -> Any:
     try:
-        return read_json(text, parse_int=_any_whole, finite=False)
+        value = read_json(text, parse_int=_any_whole, finite=False)
+        if not is_nested_deep(value):
+            return value
     except _OnePartIsWrong:
-        if not levels:
-            return UNREADABLE
+        pass
+    if not levels:
+        return UNREADABLE
     parts = list(_cut(text))
+    if levels == _LIST and len(parts) > _MOST_REQUESTS:
+        return [UNREADABLE] * len(parts)
     if text.lstrip()[:1] != "{":
         return [_read_parts(part, levels - 1) for _, part in parts]
     found: dict[str, Any] = {}

@@ -15,7 +15,6 @@ import numpy as np
 
 from studies.mutations.findings import Finding
 from studies.mutations.path_bugs import small_plan, whole_audit
-from veilstream.deployment import client_steps
 from veilstream.deployment.client_steps import ClientSteps
 from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.learner import Learner, Outcome
@@ -23,7 +22,7 @@ from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.mechanisms.fine_normals import TILE
 from veilstream.plans.plan import Plan
-from veilstream.privacy.gradient_types import ClippedGradient, RawGradient, add_up, clip_onto_grid
+from veilstream.privacy.gradient_types import ClippedGradient, RawGradient, clip_onto_grid
 from veilstream.privacy.grid import OnGrid
 from veilstream.privacy.grid_noise import GridNoise
 from veilstream.records.admission import Answer
@@ -36,6 +35,7 @@ _client_step = ClientSteps.noisy
 _past_visits = Ledger.past_visits
 _write = Ledger.write
 _init = LocalRounds.__init__
+_whole = LocalRounds.whole
 
 
 def refused_takes_no_place() -> AbstractContextManager[object]:
@@ -109,11 +109,11 @@ def divided_by_who_came() -> AbstractContextManager[object]:
         came.share = Fraction(local.terms.clients_per_step, max(1, len(clients)))
         return _client_step(self, local, clients, seed)
 
-    def average(parts):
-        whole = add_up(parts).reveal()
-        return ClippedGradient(OnGrid(whole * came.share.numerator // came.share.denominator))
+    def average(self, gradient, values):
+        units = gradient.reveal() * came.share.numerator // came.share.denominator
+        return _whole(self, ClippedGradient(OnGrid(units)), values)
 
-    steps, sums = patch.object(ClientSteps, "noisy", noisy), patch.object(client_steps, "add_up", average)
+    steps, sums = patch.object(ClientSteps, "noisy", noisy), patch.object(LocalRounds, "whole", average)
     stack = ExitStack()
     stack.enter_context(steps)
     stack.enter_context(sums)

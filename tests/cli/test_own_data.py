@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 
 import pytest
 
@@ -38,6 +39,25 @@ def test_a_new_project_checks_and_is_not_written_over(project):
     assert checked["problems"] == []
     assert Plan.load("plan.toml").learning.rounds <= min(checked["rounds"].values())
     refused("new or empty", "new", project)
+
+
+def test_a_new_project_calls_the_command_as_it_was_called(tmp_path, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # typer's, about click
+        from veilstream.cli.new import called_as
+
+    monkeypatch.delenv("VEILSTREAM_RUN", raising=False)
+    (script := tmp_path / "bin/veilstream").parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert called_as(tmp_path / "mine") == "veilstream"
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sys.argv", ["bin/veilstream", "new", "mine"])
+    assert called_as(tmp_path / "mine") == str(script)
+    monkeypatch.setattr("sys.argv", ["/usr/lib/python3/veilstream/__main__.py", "new", "mine"])
+    assert called_as(tmp_path / "mine").endswith(" -P -m veilstream")  # a module of the folder must not run instead
 
 
 def test_a_check_says_what_would_be_refused_and_why(project):

@@ -222,13 +222,13 @@ def rounds_of(learner: Learner, rounds) -> list[bytes]:
 
 
 def test_a_restart_makes_the_same_choices_and_the_same_releases(tmp_path):
-    everyone = people(0, 60)
-    with learner_at(tmp_path / "whole.db", parts=NAMED) as learner:
+    everyone, plan = people(0, 60), plan_of(mechanism="buffered")  # noise with a state, which a restart restores
+    with learner_at(tmp_path / "whole.db", plan, parts=NAMED) as learner:
         learner.use_records(everyone)
         expected = rounds_of(learner, range(6))
     store, found = tmp_path / "s.db", []
     for r in range(6):
-        with learner_at(store, parts=NAMED) as learner:
+        with learner_at(store, plan, parts=NAMED) as learner:
             learner.use_records(everyone)
             found += rounds_of(learner, [r])
     assert found == expected
@@ -251,7 +251,7 @@ def test_records_that_changed_since_the_first_round_are_refused(tmp_path):
 
 def test_a_round_is_filled_up_to_one_amount_of_work(tmp_path):
     """The number of gradients that are computed is the same in every round, whatever its steps have."""
-    plan, found = plan_of(rounds=8, local_steps=3, clients_per_step=2), []
+    plan, found = plan_of(clients_per_step=4), []
     with learner_at(tmp_path / "s.db", plan) as learner:
         learner.use_records(people(0, 48))
         learner.steps.check()
@@ -263,8 +263,8 @@ def test_a_round_is_filled_up_to_one_amount_of_work(tmp_path):
 
         learner.steps.gradients = counted
         index = learner._records.index
-        came = [[sum(len(p.targets) for p in index.pieces(3 * r + t)) for t in range(3)] for r in range(8)]
-        for r in range(8):
+        came = [[sum(len(p.targets) for p in index.pieces(2 * r + t)) for t in range(2)] for r in range(6)]
+        for r in range(6):
             found.append(0)
             learner.learn_round(r, model(r))
     assert len({sum(each) for each in came}) > 2
@@ -290,7 +290,7 @@ def test_large_steps_need_no_more_than_one_transaction(tmp_path):
         before = learner.ledger.chain.length
         learner.learn_round(0, model(0))
         kinds = [record.kind for record in learner.ledger.records(before)]
-        assert kinds == ["clients"] * 6 + ["ordered", "pin", "steps", "message"]
+        assert kinds == ["clients"] * 3 + ["ordered", "pin", "steps", "message"]
     assert verify(tmp_path / "s.db").clients == 1500
 
 
@@ -302,7 +302,7 @@ def test_an_interrupted_enrolment_goes_on(tmp_path, monkeypatch):
 
         def stop(point):
             seen.append(point)
-            if seen.count("clients-witnessed") == 2:
+            if seen.count("clients-witnessed") == 1:
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(type(learner.ledger), "reached", staticmethod(stop))

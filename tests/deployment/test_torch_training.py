@@ -340,9 +340,58 @@ def test_a_closed_loop_moves_nothing(store):
         optimizer.step()
 
 
-def test_a_secret_order_is_refused_until_it_is_there(store):
-    with pytest.raises(InputError, match="order = 'secret'"):
-        private_of(store, order="secret")
+class TestSecretOrder:
+    def test_every_record_is_used_once_at_the_step_that_it_chose_and_nothing_written_says_which(self, store):
+        data = torch.utils.data.TensorDataset(torch.arange(40.0)[:, None].expand(40, 3).clone(), torch.zeros(40, 1))
+        model = nn.Linear(3, 1)
+        options = {"loss": nn.functional.mse_loss, "passes": 1, "order": "secret", "mechanism": "independent"}
+        _, optimizer, private = private_of(store, model, loader_of(data), **options)
+        seen, sizes, lengths = [], [], []
+        with private:
+            assert private.horizon == 5
+            ledger = private._steps.ledger
+            assert [r.kind for r in ledger.records()] == ["epoch", "clients", "ordered"]
+            for x, _ in private:
+                own = private._batches.batch(private.step)
+                seen += x[: len(own), 0].int().tolist()
+                sizes.append(len(x))
+                optimizer.step()
+                lengths.append(len(list(ledger.records())[-1].visits))
+            assert sorted(seen) == list(range(40))
+            assert set(sizes) == {private._batches.width}
+            assert set(lengths) == {0}
+            assert not ledger.names("order/")
+        assert "it rests on a secret, too" in str(private.guarantee)
+        with private_of(store, model, loader_of(data), **options)[2] as again, pytest.raises(HorizonExhausted):
+            next(iter(again))
+
+    def test_dropped_records_add_nothing(self, store, monkeypatch):
+        """The first step's whole number sum is that of its own records, with the noise taken off."""
+        monkeypatch.setattr(
+            "veilstream.deployment.torch_training.PrivateSteps", partial(PrivateSteps, noisy_sum=NamedSum)
+        )
+        data = torch.utils.data.TensorDataset(torch.eye(40), torch.full((40, 1), -50.0))
+        model = nn.Linear(40, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        options = {"loss": nn.functional.mse_loss, "passes": 1, "order": "secret", "mechanism": "independent"}
+        _, optimizer, private = private_of(store, model, loader_of(data), **options)
+        with private:
+            own = private._batches.batch(0)
+            next(iter(private))
+            optimizer.step()
+            spare = NamedSum(
+                private._steps.terms.noise.mechanism.program, std=private.noise_std, grid=private._steps.grid, dim=40
+            )
+            spare.replay(b"")
+            left = model.weight.grad.numpy()[0] - spare.noise.cells * private._steps.grid.step
+        # Each record's clipped gradient is one in its own coordinate, divided by the public 8.
+        expected = np.zeros(40)
+        expected[own] = 1.0 / 8
+        np.testing.assert_allclose(left, expected, atol=1e-5)
+
+    def test_several_passes_have_no_price(self, store):
+        with pytest.raises(InputError, match="one pass"):
+            private_of(store, order="secret")
 
 
 def test_the_documented_loop_runs(tmp_path, monkeypatch, capsys):

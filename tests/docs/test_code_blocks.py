@@ -36,7 +36,7 @@ PYTHON_ELSEWHERE = {
     "docs/tutorial.md": "tests/docs/test_code_blocks.py",
     "docs/training-loop.md": "tests/deployment/test_torch_training.py",
 }
-SHELL_HERE = ("README.md", "docs/planning.md", "docs/audit.md", "docs/your-data.md")
+SHELL_HERE = ("README.md", "docs/planning.md", "docs/your-data.md")
 SHELL_ELSEWHERE = {
     "docs/quickstart.md": "tests/cli/test_ten_minutes.py",
     "docs/tutorial.md": "tests/docs/test_code_blocks.py",

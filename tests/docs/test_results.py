@@ -11,6 +11,7 @@ from tests.support.pages import PAGES, ROOT, load, name_of
 from veilstream.plans.experiments import FIGURES
 
 RESULTS = ROOT / "docs/results"
+TUTORIAL = (ROOT / "docs/tutorial.md").read_text("utf-8")
 MADE = {"docs/plan-keys.md", "docs/commands.md", "docs/exit-codes.md"}
 """Pages that docs/reference_pages.py makes from the program."""
 
@@ -64,11 +65,13 @@ def exists(command: str) -> bool:
     if script := re.search(r"python ([\w/]+\.py)", command):
         return (ROOT / script[1]).exists()
     if module := re.search(r"python -m ([\w.]+)", command):
-        return (ROOT / f"{module[1].replace('.', '/')}.py").exists()
+        place = ROOT / module[1].replace(".", "/")
+        return place.with_suffix(".py").exists() or (place / "__main__.py").exists()
     if figure := re.search(r"\./run reproduce (\w+)", command):
         return figure[1] in FIGURES
     if preset := re.search(r"\./run (?:run|plan) ([\w/.]+)", command):
-        return any((ROOT / path).exists() for path in (preset[1], f"experiments/{preset[1]}.toml"))
+        plans = (preset[1], f"experiments/{preset[1]}.toml")
+        return any((ROOT / path).exists() for path in plans) or f"`{preset[1]}`" in TUTORIAL
     return False
 
 

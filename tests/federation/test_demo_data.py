@@ -182,3 +182,14 @@ def test_labels_are_scored_as_a_simulation_scores_them_and_the_verdict_is_said(h
         assert bool(scores.verdict.advice) == (recall < 0.1)
     assert scores.verdict.sentence.startswith('No better than always "no": accuracy')
     assert 'hardly ever says "yes"' in scores.verdict.advice[0]
+
+
+def test_labels_that_are_as_frequent_as_others_are_not_said_to_need_shares(here):
+    """Shares of one half each would change nothing."""
+    labelled(here, rare=0.5)
+    data, task = DemoData.of(plan := Plan.parse(LABELLED, {"data.held_out_share": 0.2})), task_of(plan)
+    scores = data.scores(task, np.zeros(2, np.float32), np.array([1.0, -9.0], np.float32))
+    assert scores.figures["recall"]["yes"]["mean"] == 0.0
+    assert scores.figures["auc"]["mean"] == 1.0
+    assert not scores.verdict.better
+    assert scores.verdict.advice == ()

@@ -32,7 +32,7 @@ MANY = 50
 def secret_plan(rounds: int = ROUNDS, learners: int = 1, **changes):
     privacy = {"order": "secret"} | changes.pop("privacy", {})
     learning = {"clients_per_step": 10} | changes.pop("learning", {})
-    method = {"mechanism": "banded"}
+    method = {"mechanism": "independent"}
     return table_plan_of(rounds, learners, privacy=privacy, method=method, learning=learning, **changes)
 
 
@@ -209,7 +209,7 @@ def test_a_file_that_changes_under_a_running_learner_stops_its_rounds_until_it_i
         data.write_text(content.replace("0.", "1.", 3))
         coordinator.go(transport, until=2)
         assert (daemons["a"].learner.round, daemons["b"].learner.round) == (1, 2)
-        assert not daemons["a"]._clients_wait()
+        assert not daemons["a"].wait_here()
         assert "changed since they were indexed" in daemons["a"]._said_why
         data.write_text(content)
         coordinator.go(transport)
@@ -217,10 +217,11 @@ def test_a_file_that_changes_under_a_running_learner_stops_its_rounds_until_it_i
 
 
 def test_what_a_server_hears_of_a_file_that_is_refused_is_no_number(tmp_path):
-    with world_of(tmp_path, rounds=30) as world:  # more steps than people
+    with world_of(tmp_path) as world:
+        write_csv(tmp_path / "a.csv", people_of(5))  # and 6 steps
         daemon = start(world, "a")
-        assert not daemon._clients_wait()
-        assert "at least 60 people" in daemon._said_why
+        assert not daemon.wait_here()
+        assert "at least 6 people" in daemon._said_why
         assert daemon.learner.ledger.chain.visits.value().count == 0
 
 
@@ -231,13 +232,7 @@ def test_live_records_and_functions_are_refused_before_anything_is_made(tmp_path
     path.write_text(world.plan.to_toml())
     for data in ("live", "json:loads"):
         service = LearnerService(
-            world.plan,
-            tmp_path / "keys/learners/a",
-            tmp_path / "s.db",
-            data,
-            None,
-            socket=tmp_path / "x.sock",
-            new_store=True,
+            world.plan, tmp_path / "keys/learners/a", tmp_path / "s.db", data, ("127.0.0.1", 1), new_store=True
         )
         with pytest.raises(InputError, match=r'--data = .*all there before an epoch begins.*order = "known"'):
             service.run(threading.Event())
@@ -253,12 +248,11 @@ def test_the_local_account_counts_all_at_once(tmp_path):
         source = open_file(world.root / "a.csv", plan, whole=True)
         account = LocalAccount(learner, source)
         daemon = Daemon(learner, world.keys_of(name), source, replies="when done", account=account)
-        assert daemon._clients_wait()
+        assert daemon.wait_here()
         before = {key: account.as_dict()[key] for key in ("used", "refused_steps", "returning", "empty_steps")}
         assert before == {"used": MANY, "refused_steps": 0, "returning": 0, "empty_steps": 0}
         learner.begin_round(0, np.zeros(DIM, np.float32))
-        daemon._take_clients(0)
-        account.round_ends()
+        daemon.take(0)
         learner.finish_round()
         assert {key: account.as_dict()[key] for key in before} == before
         daemon.close()
@@ -276,11 +270,11 @@ def test_replies_leave_at_a_time_that_was_fixed_before_the_first_round(work_s):
 def test_a_daemon_fixes_its_replies_by_the_work_of_made_up_records(tmp_path):
     with world_of(tmp_path) as world:
         daemon = start(world, "a", replies="by source")
-        assert daemon._clients_wait()
+        assert daemon.wait_here()
         first = daemon._replies
         assert first is not None
         assert SLOT_S <= first.after_s < 5.0
-        assert daemon._clients_wait()
+        assert daemon.wait_here()
         assert daemon._replies is first
         assert daemon.learner.local.noise.position == 0  # what was measured is no step of the epoch
 

@@ -48,39 +48,42 @@ def test_what_is_not_private_says_so_in_its_name(name):
         assert ("NOT PRIVATE" in method.name) == (method.kind == "undeclared")
 
 
-@pytest.mark.parametrize(
-    ("name", "releases"), [("fair_logistic", "equal"), ("fair_logistic_200", "free"), ("fair_logistic_50", "free")]
-)
-def test_a_fair_plan_has_what_the_search_chose(name, releases):
-    plan = Plan.load(experiment_path(name))
-    with (ROOT / "docs" / "results" / "fair_logistic.csv").open(newline="") as file:
-        chosen = [
-            row
-            for row in csv.DictReader(file)
-            if (row["best by"], row["releases are"]) == ("loss", releases)
-            and int(row["releases"]) == plan.learning.rounds
-        ]
-    methods = {m.name: m for m in plan.methods}
-    private = [row for row in chosen if row["mechanism"] != "none"]
-    assert len(private) == len(methods) - 1
-    for row in private:
-        kind = {"matched": "optimal for what is published"}.get(row["mechanism"], row["mechanism"])
-        method = methods[f"{kind} @ {float(row['epsilon']):g}"]
-        met = plan.learning.local_steps
-        assert method.clip_norm == float(row["clip_norm"])
-        assert method.clients_per_step == met // int(row["steps"])
-        assert method.averaging == (float(row["averaging"]) if row["averaging"] else None)
-        assert method.step_decay == float(row["decay"])
-        assert method.epsilon == float(row["epsilon"])
-        assert (method.objective == "published") == (row["mechanism"] == "matched")
-        step = method.local_step_size * method.server_step_size * int(row["steps"])
-        assert step * method.clip_norm == pytest.approx(float(row["move"]), rel=1e-4)
+@pytest.mark.parametrize("name", ["fair", "streams"])
+def test_a_figure_of_comparisons_runs_every_choice_of_the_log_once(name):
+    with (ROOT / "docs" / "results" / "comparisons-log.csv").open(newline="") as file:
+        log = [row for row in csv.DictReader(file) if row["local_steps"]]
+    for folder, study, experiment in figure_of(name).studies:
+        head = Plan.load(experiment_path(experiment))
+        total = head.learning.rounds * head.learning.local_steps * head.learning.clients_per_step
+        chosen = {(r["mechanism"], float(r["epsilon"]), r["held"] != ""): r for r in log if r["study"] == study}
+        seen = set()
+        for part, plan in figure_of(name).plans():
+            if folder and not part.startswith(f"{folder}/"):
+                continue
+            learning = plan.learning
+            met = learning.local_steps * learning.clients_per_step
+            assert learning.rounds == total // met
+            assert (plan.data, plan.privacy.delta) == (head.data, head.privacy.delta)
+            for m in plan.methods:
+                key = (m.mechanism_name or "none", m.epsilon or 0.0, "given" in m.name)
+                row = chosen[key]
+                seen.add(key)
+                assert (met, learning.local_steps) == (int(row["clients"]), int(row["local_steps"]))
+                assert m.local_step_size * m.server_step_size == pytest.approx(
+                    float(row["step_size"]) * learning.learners**0.5
+                )
+                assert (m.clip_norm, m.step_decay) == (float(row["clip_norm"]), float(row["step_decay"]))
+                for key_, value in (("averaging", m.averaging), ("newest_weight", m.newest_weight)):
+                    assert value == (float(row[key_]) if row[key_] else None)
+        assert seen | {("none", 0.0, True)} == set(chosen) | {("none", 0.0, True)}
 
 
 def test_every_plan_travels_with_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     carried = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert carried == {f"experiments/{name}.toml": f"veilstream/_experiments/{name}.toml" for name in SHIPPED}
+    chosen = {"docs/results/comparisons-log.csv": "veilstream/_experiments/comparisons-log.csv"}
+    plans = {f"experiments/{name}.toml": f"veilstream/_experiments/{name}.toml" for name in SHIPPED}
+    assert {place: to for place, to in carried.items() if "/_experiments/" in to} == plans | chosen
 
 
 def test_plans_are_found_by_name_or_by_path(tmp_path, monkeypatch):
@@ -99,6 +102,14 @@ def test_plans_are_found_by_name_or_by_path(tmp_path, monkeypatch):
 def test_a_figures_plans_are_valid_in_full_and_in_small(name):
     full = dict(figure_of(name).plans({}, smoke=False))
     small = dict(figure_of(name).plans({}, smoke=True))
+    if figure_of(name).studies:  # in small every comparison is one plan of all its methods
+        assert len(small) == len(figure_of(name).studies)
+        methods: dict[str, set[str]] = {}
+        for part, plan in full.items():
+            methods.setdefault(part.rpartition("/")[0], set()).update(m.name for m in plan.methods)
+        assert {part.rpartition("/")[0]: {m.name for m in plan.methods} for part, plan in small.items()} == methods
+        assert all(plan.learning.rounds == 8 and plan.run.seeds <= 2 for plan in small.values())
+        return
     assert list(full) == list(small)
     assert len(full) == len(figure_of(name).variants)
     for folder, plan in small.items():
@@ -138,7 +149,7 @@ def test_figures_of_clip_norms_and_of_what_goes_beyond_are_drawn(tmp_path):
     plan = Plan(**tomllib.loads(SMALL_PLAN) | {"methods": methods})
     run = vs.run(plan, tmp_path / "run")
     for name in ("clip", "beyond"):
-        paths = draw_experiment(name, [run], tmp_path)
+        paths = draw_experiment(name, {"": run}, tmp_path)
         assert [p.name for p in paths] == [f"{name}.png", f"{name}.svg"]
         assert paths[0].read_bytes().startswith(b"\x89PNG")
         assert "NOT PRIVATE" in paths[1].read_text()

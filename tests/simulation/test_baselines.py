@@ -1,91 +1,74 @@
-"""Majority, no change and a frozen model, against counts by hand."""
+"""Labels alone beside a run's methods: in its summary, and by round."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
 
+import veilstream as vs
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Logistic
+from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
-from veilstream.simulation.baselines import frozen_rounds, prequential_baselines
-from veilstream.streams.pool import PoolStream
-from veilstream.streams.table_stream import FixedOrder
+from veilstream.plans.tasks import task_of
+from veilstream.privacy import Budget
+from veilstream.reports.quality import baseline_cell, named
+from veilstream.simulation.baselines import label_figures, write_baselines
+from veilstream.simulation.label_rules import learners_share, noisy_count
 
 
-def plan(rounds, learners=1, clients=1, kind="noise-free"):
-    method = {"name": "one", "kind": kind, "step_size": 0.5}
-    if kind != "noise-free":
-        method |= {"epsilon": 1.0, "delta": 1e-5}
-    return Plan(
-        learning={"rounds": rounds, "learners": learners, "clients_per_step": clients},
-        data={"kind": "custom"},
-        methods=[method],
-        run={"seeds": 1},
-    )
+def plan(**changes):
+    made = {
+        "learning": {"rounds": 12, "learners": 4, "local_steps": 2, "clients_per_step": 3},
+        "data": {"kind": "synthetic", "dim": 5, "held_out": 50},
+        "privacy": {"epsilon": 1.0, "delta": 1e-5},
+        "methods": [
+            {"name": "free", "kind": "noise-free", "step_size": 0.5},
+            {"name": "one", "kind": "independent", "step_size": 0.5},
+            {"name": "two", "mechanism": "tree", "step_size": 0.5, "epsilon": 4.0},
+            {"name": "three", "mechanism": "buffered", "step_size": 0.5},
+        ],
+        "run": {"seeds": 2, "regret": False},
+    }
+    return Plan(**{key: made[key] | changes.get(key, {}) if isinstance(made[key], dict) else made[key] for key in made})
 
 
-def stream(labels_of_learners, rounds, per_round=1):
-    """Features are 1 and the label's index among all: a model can be told from its products."""
-    targets = np.concatenate([np.array(own, np.float32) for own in labels_of_learners])
-    orders, at = [], 0
-    for own in labels_of_learners:
-        orders.append(np.arange(at, at + len(own), dtype=np.int32))
-        at += len(own)
-    features = np.stack([np.ones_like(targets), targets * 0.5], axis=1) / 2
-    return PoolStream(
-        learners=len(orders),
-        rounds=rounds,
-        per_round=per_round,
-        features=features,
-        targets=targets,
-        held_features=features[:1],
-        held_targets=targets[:1],
-        split=FixedOrder(tuple(orders)),
-        provenance="made up",
-    )
+def test_rules_see_the_labels_that_the_models_meet():
+    ours = plan()
+    stream = stream_of(ours)
+    found = label_figures(ours, task_of(ours), stream, [0, 1])
+    assert list(found) == ["majority", "learner's share", "last label", "noisy count @ 1", "noisy count @ 4"]
+    labels = np.stack([stream.round(1, r).target > 0 for r in range(12)]).astype(int)
+    assert np.array_equal(found["learner's share"]["loss"][1], learners_share(labels, 2).loss)
+    assert np.array_equal(found["noisy count @ 4"]["loss"][1], noisy_count(labels, 2, Budget(4.0, 1e-5), 1).loss)
 
 
-def test_majority_and_no_change_know_only_what_came_before():
-    labels = [1, 1, -1, 1, -1, -1]
-    found = prequential_baselines(plan(6), Logistic(2), stream([labels], 6))
-    # Both classes begin with one imagined record; a tie goes to -1.
-    assert found["majority"]["accuracy"].tolist() == [0, 1, 0, 1, 0, 0]
-    shares = [1 / 2, 2 / 3, 1 / 4, 3 / 5, 2 / 6, 3 / 7]
-    assert found["majority"]["loss"] == pytest.approx([-math.log(s) for s in shares])
-    # The first is compared with -1.
-    assert found["no change"]["accuracy"].tolist() == [0, 1, 0, 0, 0, 1]
-    repeats = [1 - 1 / 2, 1 / 3, 1 - 2 / 4, 1 - 2 / 5, 1 - 2 / 6, 2 / 7]
-    assert found["no change"]["loss"] == pytest.approx([-math.log(s) for s in repeats])
+def test_a_summary_and_its_report_have_them_beside_the_methods(tmp_path):
+    run = vs.run(plan(), tmp_path / "run")
+    told = run.summary["baselines"]
+    assert "accuracy" in told["majority"]
+    assert 0 < told["learner's share"]["average_loss"] < 2
+    assert 0.4 < told["noisy count @ 4"]["prequential_accuracy"] <= 1
+    names = {named(name, entry): name for name, entry in told.items()}
+    assert {"each learner's label share", "noisy label count, ε = 4"} <= set(names)
+    loss = told["learner's share"]["average_loss"]
+    assert baseline_cell(run.simulation, "learner's share", "average_loss") == f"{loss:.4f}"
 
 
-def test_every_learner_counts_for_itself_and_the_absent_do_not():
-    found = prequential_baselines(plan(4, 2), Logistic(2), stream([[1, 1, 1, 1], [-1, -1]], 4))
-    assert found["majority"]["accuracy"].tolist() == [0.5, 1, 1, 1]
-    assert found["no change"]["accuracy"].tolist() == [0.5, 1, 1, 1]
+def test_the_rounds_are_written_once_into_the_folder(tmp_path):
+    run = vs.run(plan(), tmp_path / "run")
+    write_baselines(run)
+    before = (run.path / "baselines.csv").stat().st_mtime_ns
+    write_baselines(run)
+    assert (run.path / "baselines.csv").stat().st_mtime_ns == before
+    assert run.baselines("loss")["last label"].shape == (2, 12)
 
 
-def test_the_frozen_model_learns_a_twentieth_and_then_stands_still():
-    """Against gradient descent by hand: one record a step, labels of one kind, then the other."""
-    rounds, task = 40, Logistic(2)
-    clients = stream([[1.0] * 20 + [-1.0] * 20], rounds)
-    assert frozen_rounds(rounds) == 2
-    found = prequential_baselines(plan(rounds), task, clients)["frozen"]
-    model = np.zeros(2)
-    expected = []
-    for r in range(rounds):
-        features, target = clients.features[r].astype(float), float(clients.targets[r])
-        margin = target * features @ model
-        expected.append(math.log1p(math.exp(-margin)))
-        if r < 2:
-            model += 0.5 * target * features / (1 + math.exp(margin))
-    assert found["loss"] == pytest.approx(expected, rel=1e-5)
-    assert found["accuracy"][2:20].tolist() == [1.0] * 18
-    assert found["accuracy"][20:].mean() < 1
-
-
-def test_a_plan_without_a_noise_free_method_has_nothing_to_freeze():
-    with pytest.raises(InputError, match="noise-free"):
-        prequential_baselines(plan(4, kind="independent"), Logistic(2), stream([[1, -1, 1, 1]], 4))
+def test_numbers_have_no_labels_and_neither_have_learners_who_miss_rounds(tmp_path):
+    values = plan(learning={"task": "least_squares"})
+    assert label_figures(values, task_of(values), stream_of(values), [0]) == {}
+    absent = plan(data={"missing": 0.5})
+    assert label_figures(absent, Logistic(5), stream_of(absent), [0]) == {}
+    run = vs.run(values, tmp_path / "run")
+    with pytest.raises(InputError, match="a task with labels"):
+        write_baselines(run)

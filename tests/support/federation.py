@@ -20,6 +20,7 @@ from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.loopback import Loopback
 from veilstream.federation.server.coordinator import Coordinator
+from veilstream.federation.server.sum_coordinator import SumCoordinator
 from veilstream.plans.data_source import PlanSource
 from veilstream.plans.plan import Plan
 from veilstream.plans.records import schema_of
@@ -156,7 +157,8 @@ class World:
 
     def coordinator(self) -> Coordinator:
         keys = ServerKeys.load(self.root / "keys/server")
-        return Coordinator(self.plan, np.zeros(DIM, np.float32), keys, self.root / "run")
+        kind = Coordinator if self.plan.trust is None else SumCoordinator
+        return kind(self.plan, np.zeros(DIM, np.float32), keys, self.root / "run")
 
     def close(self) -> None:
         for name in list(self.daemons):

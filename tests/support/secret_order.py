@@ -10,7 +10,9 @@ from veilstream.plans.plan import Plan
 D = 3
 
 
-def plan_of(rounds: int = 6, local_steps: int = 2, clients_per_step: int = 60, **privacy) -> Plan:
+def plan_of(
+    rounds: int = 6, local_steps: int = 2, clients_per_step: int = 60, mechanism: str = "independent", **privacy
+) -> Plan:
     return Plan(
         learning={
             "rounds": rounds,
@@ -21,7 +23,7 @@ def plan_of(rounds: int = 6, local_steps: int = 2, clients_per_step: int = 60, *
         },
         data={"dim": D},
         privacy={"epsilon": 2.0, "delta": 1e-3, "order": "secret", **privacy},
-        methods=[{"name": "ours", "mechanism": "banded", "step_size": 0.1}],
+        methods=[{"name": "ours", "mechanism": mechanism, "step_size": 0.1}],
     )
 
 

@@ -41,7 +41,7 @@ def command(
     loaded = load_plan(plan, changes)
     setting, deployable = Setting.of(loaded), Deployable.of(loaded)
     with progress("comparing mechanisms", total=len(names_for(setting))) as done:
-        comparison = compare(setting, tick=lambda _: done(1))
+        comparison = compare(setting, tick=lambda _: done(1), both_orders=True)
     content = comparison.as_dict() | {"deployed": deployable.as_dict()}
     if figure is not None:
         draw_error_over_time(comparison, figure)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from veilstream.cli.tables import escape
+from veilstream.reports.quality import named
 from veilstream.runs.summary import Figure, HeldOut, MethodSummary, SimulationSummary
 
 _SHOWN_RECALLS = 3  # of more labels the lowest is shown
@@ -30,15 +31,8 @@ def run_table(summary: SimulationSummary) -> Table:
         table.add_row(escape(method.name), protects, f"{method.noise_std:.3g}", *cells)
     for name, told in summary.baselines.items():
         cells = [of_baseline(name, told) for _, _, of_baseline in columns]
-        table.add_row(f"[dim]{escape(baseline_name(name, told))}[/dim]", "–", "–", *cells)
+        table.add_row(f"[dim]{escape(named(name, told))}[/dim]", "–", "–", *cells)
     return table
-
-
-def baseline_name(name: str, told: Mapping[str, float | str | None]) -> str:
-    """What a baseline is called."""
-    if name == "majority":
-        return f'always "{told["label"]}"'
-    return "always the mean" if name == "mean" else "the label before"
 
 
 def show_quality(console: Console, summary: SimulationSummary) -> None:

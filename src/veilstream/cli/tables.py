@@ -10,10 +10,10 @@ from rich import markup
 from rich.console import Console
 from rich.table import Table
 
-from veilstream.wording import shown_lines
+from veilstream.wording import counted, shown_lines
 
 if TYPE_CHECKING:
-    from veilstream.plans.comparison import Comparison
+    from veilstream.plans.comparison import Comparison, OnlySums, OtherOrder
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -83,6 +83,10 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
         console.print(f"[bold]This plan[/bold]  {escape(own)}")
     if comparison.setting.unbounded and best.mechanism != "independent":
         console.print("  in a plan: unbounded = true, and no mechanism")
+    if comparison.other_order is not None:
+        console.print(f"[bold]Order[/bold]  {_other_order(comparison, comparison.other_order)}")
+    if (sums := comparison.in_sums) is not None:
+        console.print(f"[bold]Sums[/bold]  {_only_sums(comparison, sums)}")
     _print_model(console, comparison)
     for way, relative in comparison.without_end.items():
         console.print(
@@ -95,6 +99,38 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
         f"least {setting.people_needed} people a learner."
     )
     console.print(f"[bold]Deployed[/bold]  {escape(deployed)}")
+
+
+def _other_order(comparison: Comparison, other: OtherOrder) -> str:
+    """What the other order would give, in words."""
+    ratio = other.error_published / comparison.recommended.error_published
+    noise = other.mechanism if other.bands is None else f"{other.mechanism}, {counted(other.bands, 'band')}"
+    if other.order.value == "known":
+        return (
+            f"this promise rests on the secret of each record's step. With a known order, {noise} noise has "
+            f"{other.error_published:.4g} in what is published: {ratio:.2f}x the recommended."
+        )
+    return (
+        f'privacy.order = "secret" would leave about {other.error_published:.3g} in what is published ({noise}): '
+        f"{ratio:.2f}x the recommended. It is for records that lie there before an epoch begins, and the promise then "
+        "rests on a secret, too."
+    )
+
+
+def _only_sums(comparison: Comparison, sums: OnlySums) -> str:
+    """What it gives that the server sees only sums over learners, in words."""
+    delta = comparison.setting.budget.delta
+    floor = f"whoever trusts no other learner has the floor, ({sums.floor_epsilon:.4g}, {delta:g})"
+    if comparison.setting.trust is not None:
+        return (
+            f"this promise counts on {counted(sums.honest, 'honest learner')} in every round, of which each adds "
+            f"1/√{sums.honest} of the noise; {floor}."
+        )
+    ratio = sums.error_published / comparison.recommended.error_published
+    return (
+        f'privacy.trust = "sum" with honest = {sums.honest} would leave {sums.error_published:.3g} in what is '
+        f"published: {ratio:.2f}x the recommended. It then counts on {sums.honest} learners; {floor}."
+    )
 
 
 def _print_model(console: Console, comparison: Comparison) -> None:

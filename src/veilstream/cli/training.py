@@ -173,16 +173,16 @@ def show_runs(runs: dict[str, Run], figures: list[Path], *, json: bool) -> None:
 
 def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, json: bool) -> None:
     """Print accuracy and loss of every method on every stream, beside predictions without learning."""
-    from veilstream.research.streams_report import stream_rows, write_stream_tables
+    from veilstream.research.streams_report import by_stream, stream_rows, write_stream_tables
 
-    finished = list(runs.values())
-    rows = stream_rows(finished)
+    finished, streams = list(runs.values()), by_stream(runs)
+    rows = stream_rows(streams)
     tables = write_stream_tables(rows, folder)
     if json:
         print_json(
             {
                 "rows": [dataclasses.asdict(row) for row in rows],
-                "data": {name: each.summary["data"] for name, each in runs.items()},
+                "data": {name: parts[0].summary["data"] for name, parts in streams.items()},
                 "seconds": {n: each.summary["training_seconds"] for n, each in runs.items()},
                 "figures": [str(path) for path in figures],
                 "tables": [str(path) for path in tables],
@@ -192,23 +192,25 @@ def show_streams(runs: dict[str, Run], figures: list[Path], folder: Path, *, jso
     console, table = table_console(), Table(box=None, pad_edge=False, header_style="bold")
     for name in ("stream", "method", "protects (simulated)"):
         table.add_column(name, overflow="fold")
-    for name in ("accuracy", "loss"):
-        table.add_column(f"prequential {name}", justify="right")
+    for name in ("releases", "prequential accuracy", "prequential loss"):
+        table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
             row.stream,
             row.method,
             "[red]nothing[/red]" if row.epsilon is None else f"ε = {row.epsilon:g}",
+            f"{row.releases:,}",
             f"{row.accuracy:.4f} ± {row.accuracy_std:.4f}",
             f"{row.loss:.4f} ± {row.loss_std:.4f}",
         )
     console.print(table)
-    for name, each in runs.items():
-        told = each.summary
-        console.print(f"[dim]{name}: {told['training_seconds']:.0f} s; {escape(told['data'])}[/dim]")
+    for name, parts in streams.items():
+        took = sum(each.summary["training_seconds"] for each in parts)
+        console.print(f"[dim]{name}: {took:.0f} s; {escape(parts[0].summary['data'])}[/dim]")
     console.print(
-        f"[dim]mean ± std over {len(finished[0].summary['seeds'])} seeds; majority, no change and "
-        "frozen read the labels themselves and protect no one; a simulation's noise comes from seeds "
+        f"[dim]mean ± std over {len(finished[0].summary['seeds'])} seeds; majority, learner's share "
+        "and last label read the labels themselves and protect no one, a noisy count keeps the promise beside it and "
+        "is released as often as buffered; a simulation's noise comes from seeds "
         "and protects no one either[/dim]"
     )
     for path in (*tables, *figures):

@@ -71,8 +71,6 @@ def deployed_method(plan: Plan) -> MethodPlan:
             f'[federation] method = "{names[-1]}"' if private else 'add one of kind = "ours"',
         )
     (method,) = named
-    if plan.trust is not None:
-        raise InputError("privacy.trust", "sum", '"each", where learners are deployed', 'trust = "each"')
     if plan.window is not None:
         raise InputError(
             "privacy.window",

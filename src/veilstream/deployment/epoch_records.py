@@ -38,7 +38,7 @@ from veilstream.errors import InputError, LedgerError
 from veilstream.plans.plan import Plan
 from veilstream.progress import progress
 from veilstream.records.admission import Admission
-from veilstream.records.participation import MOST_TOGETHER, Epochs, PastVisits, spent
+from veilstream.records.participation import MOST_AT_ONCE, Epochs, PastVisits, spent
 from veilstream.records.sample import Sample
 from veilstream.records.secret_order import chosen_steps
 from veilstream.streams.intake import SomeRecords, SourceBookmark, WholeSource
@@ -133,9 +133,9 @@ class EpochRecords:
             for tags in itertools.chain(index.tags(), [[]]):
                 past = ledger.past_visits(tags) if known and tags else {}
                 waiting += [tag for tag in tags if not self._is_here(past.get(tag))]
-                while len(waiting) >= MOST_TOGETHER or (waiting and not tags):
-                    some, waiting = waiting[:MOST_TOGETHER], waiting[MOST_TOGETHER:]
-                    body = Body(epoch=epochs.epoch, step=0, places=MOST_TOGETHER)
+                while len(waiting) >= MOST_AT_ONCE or (waiting and not tags):
+                    some, waiting = waiting[:MOST_AT_ONCE], waiting[MOST_AT_ONCE:]
+                    body = Body(epoch=epochs.epoch, step=0, places=MOST_AT_ONCE)
                     epochs.write("clients", body, tags=some, points="clients")
                 tick(len(tags))
         for source, text in contents.until:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Task
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
+from veilstream.privacy.gradient_types import Noised
 from veilstream.privacy.seeds import SEED_BYTES, checked_seed
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.streams.intake import SourceBookmark
@@ -45,6 +46,8 @@ ORDER_FILES = "order/files"
 """Blob: how far each source of such an epoch had been read before and when it began; salted."""
 OPEN_ROUND = "open-round"
 """Blob: what the open round has come to after a group of steps."""
+MASKING, MASKED = "masks", "sent-masked"
+"""Blobs: keys and decisions that masks need, and the newest masked message."""
 
 
 def secret_name(epoch: int, step: int) -> str:
@@ -126,6 +129,11 @@ class EpochLedger:
         return self.local.epoch
 
     @property
+    def sums(self) -> bool:
+        """Whether only sums over learners may be seen: then no message of one learner ever leaves."""
+        return self.plan.trust is not None
+
+    @property
     def epochs_left(self) -> int:
         """How many more epochs a server may lead this learner into (`federation.epochs`)."""
         return max(0, self.plan.federation.epochs - 1 - self.ledger.chain.standing.followed)
@@ -178,10 +186,46 @@ class EpochLedger:
         self.write("message", body, keep={"message": release.payload} | self._bookmark_blobs(), points="message")
         self.bookmarks = {}
         self.local.seal(release)
+        self._after_round()
+
+    def _after_round(self) -> None:
         if self.local.horizon_reached:
-            self.destroy_secrets()
+            if not self.sums:  # else the last round's sum is still to be opened
+                self.destroy_secrets()
         elif self.local.step - self.snapshot_step >= _SNAPSHOT_STEPS:
             self._keep_snapshot()
+
+    def miss(self, noisy: Sequence[Noised], seeds: Sequence[bytes]) -> None:
+        """Take and store rounds that this learner was not part of; their noise counts in its next increment."""
+        first = self.local.step
+        for each in noisy:
+            self.local.miss(each)
+        release = self.local.missed_message()
+        body = Body(epoch=self.epoch, round=release.round, step=first, steps=len(seeds), hash=release.hash)
+        keep = {secret_name(self.epoch, first): b"".join(seeds), "message": release.payload}
+        self.write("missed", body, keep=keep, points="step")
+        self._after_round()
+
+    @property
+    def masking(self) -> bytes | None:
+        """The state of this epoch's masks, as `keep_masking` kept it; secret."""
+        return self.ledger.blob(MASKING) if self.ledger.names(MASKING) else None
+
+    @property
+    def masked(self) -> bytes:
+        """The newest masked message, as it may be sent."""
+        return self.ledger.blob(MASKED)
+
+    def keep_masking(self, kind: str, state: bytes, masked: bytes | None = None, **facts: Any) -> None:
+        """Store and witness a state of the masks (and a message), before anything of it leaves.
+
+        ``kind`` is "key", "keys", "mask", "sign", "share", "void" or "opened"; ``facts`` are the body's.
+        """
+        keep = {MASKING: state} if masked is None else {MASKING: state, MASKED: masked}
+        with self.whole_or_broken():
+            self.write(kind, Body(epoch=self.epoch, **facts), keep=keep, points="masking")
+            if kind == "opened" and facts["counted"]:
+                self.local.clear()
 
     def note_read(self, mark: SourceBookmark) -> None:
         """A source has been read so far: to be stored with the next write."""
@@ -229,7 +273,8 @@ class EpochLedger:
         if not self.ledger.chain.standing.ended:
             left = self.terms.rounds - self.local.round
             body = Body(epoch=self.epoch, rounds_left=left or None)
-            self.write("end", body, destroy=self.ledger.chain.secrets)
+            own = self.ledger.names("message") if self.sums else []  # it was never sent, and never may be
+            self.write("end", body, destroy=[*self.ledger.chain.secrets, *own])
         self._forgotten = self.ledger.forget()
         remove_index(self.ledger.path)
         self.ledger.reached("epoch-closed")
@@ -255,9 +300,11 @@ class EpochLedger:
         if self.local.over and self.ledger.chain.standing.ended:
             return
         with self.whole_or_broken():
-            sealed, model = self.local.sealed, self.local.sealed_model
+            sealed, model, rounds = self.local.sealed, self.local.sealed_model, self.local.round
             self.local = self.new_rounds(self.epoch)  # the noise's state goes with the old one
-            if sealed is not None:
+            if self.sums:
+                self.local.round = rounds
+            elif sealed is not None:
                 self.local.resume(sealed.payload, model)
             self.local.end()
             self.destroy_secrets()
@@ -291,6 +338,7 @@ class EpochLedger:
                 "released (a new one may start when its horizon has ended; "
                 "`veilstream ledger epoch --abandon` gives it up)"
             )
+        self.end()
         if not self._forgotten:
             self._forget_or_refuse()
         with self.whole_or_broken():
@@ -341,12 +389,17 @@ class EpochLedger:
         local, ledger = self.local, self.ledger
         if ledger.names("x"):
             self.model = np.frombuffer(ledger.blob("x"), "<f4").astype(np.float32)
-        if standing.rounds:
+        if self.sums and standing.ended:
+            local.round = standing.rounds
+        elif standing.rounds:
             local.resume(ledger.blob("message"), standing.sealed_model)
+        if standing.cleared:
+            local.clear()
         if standing.ended:
             local.end()
-        if local.over:  # its noise is not restored: the secrets are destroyed, or are now
+        if local.over and (standing.ended or not self.sums):
             self.destroy_secrets()
+        if local.over:  # its noise is not restored: the secrets are destroyed, or of no use
             return
         self.snapshot_step = restore_noise(ledger, local, local.epoch, standing.steps)
         if standing.pinned is not None:

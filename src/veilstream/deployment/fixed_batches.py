@@ -1,4 +1,4 @@
-"""Which records are in which step of a training loop: the same batches in every pass, decided once.
+"""Which records are in which step of a training loop, decided once: the same batches in every pass, or secretly.
 
 A record then returns exactly once a pass, so many steps later, which is what several passes cost least for
 (`veilstream.mechanisms.participation`). The order depends on nothing that a record says: it is that of the
@@ -16,9 +16,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from veilstream.deployment.epoch_records import most_of_a_round
 from veilstream.errors import InputError
 from veilstream.mechanisms import Participation
 from veilstream.mechanisms.checks import positive_integer
+from veilstream.records.secret_order import chosen_steps
 
 Int64s = NDArray[np.int64]
 
@@ -75,9 +77,11 @@ class FixedBatches:
 
     def names(self, indices: Int64s) -> list[bytes]:
         """Who these records are of, as the ledger is told."""
-        if self.clients is None:
-            return [b"record %d" % index for index in indices]
-        return [b"client " + repr(self.clients[index]).encode() for index in indices]
+        return names_of(indices, self.clients)
+
+    def filled(self, step: int) -> Int64s:
+        """As `batch`: how long it is, everybody may know."""
+        return self.batch(step)
 
     @property
     def participation(self) -> Participation:
@@ -100,6 +104,45 @@ class FixedBatches:
                 "smaller batches, or one record (or one mean of records) a client",
             )
         return Participation(most * self.passes, least)
+
+
+@dataclass(frozen=True, eq=False)
+class SecretBatches:
+    """One pass in which every record's step is drawn by itself, uniformly, as only this site knows."""
+
+    steps: Int64s
+    """By index."""
+    batch_size: int
+    horizon: int
+    clients: Sequence[Hashable] | None = None
+
+    @classmethod
+    def made(cls, secret: bytes, records: int, batch_size: int, clients: Sequence[Hashable] | None = None) -> Self:
+        """Steps of ``batch_size`` records on average, by a secret of the ledger's."""
+        horizon = -(-records // batch_size)
+        names = names_of(np.arange(records), clients)
+        return cls(chosen_steps(secret, names, horizon), batch_size, horizon, clients)
+
+    @property
+    def width(self) -> int:
+        """Records that a step's work is filled up to, so that time says nothing of how many there are."""
+        return most_of_a_round(len(self.steps), self.horizon)
+
+    def batch(self, step: int) -> Int64s:
+        """Indices of a step's records."""
+        return np.flatnonzero(self.steps == step)
+
+    def filled(self, step: int) -> Int64s:
+        """The same with indices behind them whose gradients are computed and dropped."""
+        own = self.batch(step)
+        return np.concatenate([own, np.zeros(max(0, self.width - len(own)), np.int64)])
+
+
+def names_of(indices: Int64s, clients: Sequence[Hashable] | None) -> list[bytes]:
+    """Who these records are of, as the ledger is told."""
+    if clients is None:
+        return [b"record %d" % index for index in indices]
+    return [b"client " + repr(clients[index]).encode() for index in indices]
 
 
 def _spread(order: Int64s, clients: Sequence[Hashable]) -> Int64s:

@@ -48,6 +48,7 @@ from veilstream.errors import InputError, LedgerError, PrivacyError
 from veilstream.learning.tasks import Sample, Task, admission_of
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.plans.plan import Plan
+from veilstream.privacy.gradient_types import Noised
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.admission import Answer
 from veilstream.records.participation import MOST_TOGETHER, Epochs, PastVisits, spent
@@ -399,27 +400,18 @@ class Learner:
 
     @without_values
     @one_at_a_time
-    def take_round(self, told: Callable[[Sequence[Sample | None]], None] = lambda samples: None) -> None:
-        """Use the records whose secret steps are in the open round; `finish_round` does it if nobody has.
-
-        ``told`` is called with them, some at a time, when their steps are stored: for this machine only.
-        """
+    def take_round(self) -> None:
+        """Use the records whose secret steps are in the open round; `finish_round` does it if nobody has."""
         if self._records is None:
             raise InputError("privacy.order", "known", '"secret", where no caller says who comes', "observe_many(...)")
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
-        self._take_records(self._records, told)
+        self._take_records(self._records)
 
-    def _take_records(
-        self, order: EpochRecords, told: Callable[[Sequence[Sample | None]], None] = lambda samples: None
-    ) -> None:
+    def _take_records(self, order: EpochRecords) -> None:
         while count := min(self.local.steps_wanted, self._steps_together):
-            first = self.local.step
             with self.epochs.whole_or_broken():
                 self._store_records(order, count)
-            for step in range(first, first + count):
-                for samples in order.records(step):
-                    told(samples)
         self.steps.fill_up(self.local, order.most_a_round, self.terms.local_steps)
 
     def _refuse_own_order(self) -> None:
@@ -565,17 +557,59 @@ class Learner:
             InputError: where no round has been begun or finished.
 
         """
+        self._refuse_alone()
+        self.seal_round()
+        return self.epochs.last_release()
+
+    @without_values
+    @one_at_a_time
+    def seal_round(self) -> None:
+        """Seal the open round, if there is one, and hand nothing out."""
         if self.pinned:
             if self._records is not None:
                 self._take_records(self._records)
             with self.epochs.whole_or_broken():
                 self._seal()
-        return self.epochs.last_release()
 
     @one_at_a_time
     def sealed_release(self) -> Release:
         """The last finished round's message, again; seals nothing."""
+        self._refuse_alone()
         return self.epochs.last_release()
+
+    def _refuse_alone(self) -> None:
+        if self.epochs.sums:
+            raise InputError(
+                "privacy.trust",
+                "sum",
+                "no message of one learner alone",
+                '`veilstream learner` sends masked increments; or trust = "each"',
+            )
+
+    @without_values
+    @one_at_a_time
+    def catch_up(self, r: int) -> None:
+        """Come to round r of a clock that all learners share: rounds without this learner have noise and no client.
+
+        An open round before it is sealed as it is. Only where sums alone are seen.
+        """
+        r = _checked_round("round", r)
+        if not self.epochs.sums or r > self.terms.rounds:
+            raise InputError("round", r, "one of a run in which only sums are seen", "begin_round")
+        if self.local.round < r:
+            self.seal_round()
+        while (some := min(r - self.local.round, self._steps_together)) > 0:
+            with self.epochs.whole_or_broken():
+                seeds = self._fresh_seeds(some)
+                self.local.prepare(seeds)
+                self.epochs.miss([self.steps.noisy(self.local, (), seed) for seed in seeds], seeds)
+
+    @one_at_a_time
+    def increment(self, r: int) -> Noised:
+        """All noisy steps up to round r that no opened sum holds; for masks alone, and never to be sent as it is."""
+        if not self.epochs.sums or self.pinned or self.local.round != r + 1:
+            raise InputError("round", r, f"round {self.local.round - 1}, sealed", "seal_round")
+        return self.local.prefix
 
     @without_values
     @one_at_a_time

@@ -209,6 +209,20 @@ class LocalRounds(NoisySum):
         self.sealed, self.sealed_model = release, self.pinned
         self.pinned, self.round, self.taken = None, self.round + 1, 0
 
+    def miss(self, noisy: Noised) -> None:
+        """Count a round that this learner was not part of: its noise alone, where all learners share one clock."""
+        self.add(noisy)
+        self.round += 1
+
+    def missed_message(self) -> Release:
+        """What stands for the rounds so far, after some that were missed."""
+        payload = self.payload(self.epoch, self.round - 1, self.step)
+        return Release(self.epoch, self.round - 1, payload, hashlib.sha256(payload).hexdigest())
+
+    def clear(self) -> None:
+        """Begin the sum anew: what it had come to is part of a sum over learners that was opened."""
+        self._prefix = Noised(np.zeros(self.dim, np.int64))
+
     def end(self) -> None:
         """Begin no further round; one that is open is dropped."""
         self._ended, self.pinned, self.taken = True, None, 0

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.deployment.epochs import restore_noise, secret_name
+from veilstream.deployment.epochs import ORDER_SECRET, restore_noise, secret_name
 from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.ledger.visits import checked_tag
@@ -32,10 +32,10 @@ from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms import Factorization, Participation
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.privacy.gradient_types import ClippedGradient, add_noise
-from veilstream.privacy.guarantee import Accounting, Budget, Guarantee
+from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, Order
 from veilstream.privacy.noise_law import ReleaseNoise, calibrate_release
 from veilstream.privacy.seeds import check_generator_once, checked_seed
-from veilstream.records.participation import Epochs, spent
+from veilstream.records.participation import MOST_TOGETHER, Epochs, spent
 
 Float32s = NDArray[np.float32]
 _SNAPSHOT_STEPS = 64
@@ -67,6 +67,8 @@ class StepTerms:
         clients_per_step: int,
         participation: Participation,
         accounting: Accounting | str = Accounting.EXACT,
+        order: Order | str = Order.KNOWN,
+        neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
         about: dict[str, Any],
     ) -> StepTerms:
         """Least noise that keeps the budget for steps of so many clients (`calibrate_release`)."""
@@ -80,6 +82,8 @@ class StepTerms:
             participation=participation,
             accounting=accounting,
             clients_per_step=clients_per_step,
+            order=order,
+            neighbours=neighbours,
         )
         if 8 * dim * (noise.mechanism.program.state_size + 2) > _LARGEST_BLOB:
             raise InputError(
@@ -94,6 +98,11 @@ class StepTerms:
     def guarantee(self) -> Guarantee:
         """The promise."""
         return self.noise.guarantee
+
+    @property
+    def secretly(self) -> bool:
+        """Whether every record chooses its step unseen."""
+        return self.guarantee.order is Order.SECRET
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -127,12 +136,13 @@ class Resumed(NamedTuple):
 class PrivateSteps:
     """Noisy mean gradients, one a step, through crashes. Open until `close`; a store has one at a time.
 
-    **Guarantees**: `guarantee` for every client's record (unit: one client's record; replace-one neighbours; the
+    **Guarantees**: `guarantee` for every client's record (unit: one client's record; the neighbours,
     participation and horizon that it names), against whoever sees all gradients that `take` returns and
     everything that is computed from them, and chooses each next model by them (adaptive continual release;
     lem-priv-analy with the law of `veilstream.privacy.grid_noise`). It presumes that clients' gradients
     reach the outside through `take` alone, and that no record is used in another store besides. Who is in which
-    step is taken to be known.
+    step is taken to be known; under a secret order, drawn by `order_secret`, unseen by anyone outside: all clients are
+    written down before the first step (`enrol`), and steps without them.
 
     Args:
         terms: the promise.
@@ -193,6 +203,33 @@ class PrivateSteps:
         """What was kept under this name when the store was begun."""
         return self.ledger.blob(name)
 
+    @property
+    def order_secret(self) -> bytes | None:
+        """What records choose their steps by (`records.secret_order`); None without a secret order, or at the end."""
+        return self.ledger.blob(ORDER_SECRET) if self.ledger.names(ORDER_SECRET) else None
+
+    @without_values
+    def enrol(self, clients: Sequence[bytes | str]) -> None:
+        """Count these clients, all of a secret order, as taking part; done before, nothing happens.
+
+        Raises:
+            InputError: for a client who took part before, or comes twice.
+
+        """
+        self._check_open()
+        if self.ledger.chain.standing.ordered:
+            return
+        epoch = self.ledger.chain.epoch
+        tags = sorted(self.ledger.keyed(checked_tag(client)) for client in clients)
+        past = self.ledger.past_visits(tags) if self.ledger.chain.visits.value().count else {}
+        if len(set(tags)) < len(tags) or any(visit.epoch != epoch for visit in past.values()):
+            raise InputError("clients", "<not shown>", "clients who come once, and never came before", "other records")
+        missing = [tag for tag in tags if tag not in past]
+        for first in range(0, len(missing), MOST_TOGETHER):
+            body = Body(epoch=epoch, step=0, places=MOST_TOGETHER)
+            self._write("clients", body, tags=missing[first : first + MOST_TOGETHER], points="clients")
+        self._write("ordered", Body(epoch=epoch), points="ordered")
+
     @without_values
     def check(self, clients: Sequence[bytes | str]) -> list[bytes]:
         """Their keyed tags, if these clients may be used in the next step together; spends nothing.
@@ -228,7 +265,7 @@ class PrivateSteps:
     @without_values
     def take(
         self,
-        clients: Sequence[bytes | str],
+        clients: Sequence[bytes | str] | None,
         gradient: Callable[[], ClippedGradient],
         state: Callable[[], bytes] | None = None,
         note: bytes = b"",
@@ -236,7 +273,7 @@ class PrivateSteps:
         """The next step: these clients' summed, clipped and noised gradient over `clients_per_step`.
 
         Args:
-            clients: who is in the step, each once.
+            clients: who is in the step, each once; None under a secret order, where `enrol` was told.
             gradient: computes what they contribute, once; noise is drawn meanwhile. If it raises, nothing is spent.
             state: the loop's own state before this step, for `resumed`; asked for every ``state_steps`` steps.
             note: to be given back by `resumed` with this step's gradient.
@@ -252,7 +289,12 @@ class PrivateSteps:
 
         """
         with self._one_call:
-            tags = self.check(clients)
+            if (clients is None) is not self.terms.secretly:
+                raise InputError("clients", type(clients).__name__, "None exactly under a secret order", "enrol(...)")
+            if clients is None and not self.ledger.chain.standing.ordered:
+                raise InputError("clients", None, "all of them, before the first step", "enrol(...)")
+            self._check_open()
+            tags = [] if clients is None else self.check(clients)
             seed, cells = self._next_noise()
             clipped = gradient()
             moved = cells.result()
@@ -303,6 +345,8 @@ class PrivateSteps:
         standing, settings = self.ledger.chain.standing, self.terms.settings
         if standing.between:
             body = Body(epoch=standing.epoch + 1, settings=settings, study=self._study or None)
+            if self.terms.secretly:
+                begun = begun | {ORDER_SECRET: checked_seed(fresh_secret())}
             self._write("epoch", body, keep=begun, destroy=self.ledger.names("") or None)
         else:
             assert standing.settings is not None
@@ -342,7 +386,7 @@ class PrivateSteps:
                 keep[_MODEL] = _STEP.pack(step) + state()
                 gone = [*self.ledger.names(_NOISY), *self.ledger.names(_NOTE)]
             keep |= {f"{_NOISY}{step:010d}": noisy, f"{_NOTE}{step:010d}": note}
-        many = self.terms.clients_per_step
+        many = self.terms.clients_per_step if tags else 1
         body = Body(epoch=epoch, step=step, steps=1, places=many if many > 1 else None)
         padded = [*tags, *[None] * (many - len(tags))]
         self._write("steps", body, keep=keep, destroy=gone or None, tags=padded, points="step")
@@ -363,7 +407,7 @@ class PrivateSteps:
     def _end(self) -> None:
         """Destroy the secrets; what was handed out stays, for `resumed`."""
         if not self.ledger.chain.standing.ended:
-            secret = [*self.ledger.names("seed/"), *self.ledger.names("snapshot")]
+            secret = [name for each in ("seed/", "snapshot", ORDER_SECRET) for name in self.ledger.names(each)]
             self._write("end", Body(epoch=self.ledger.chain.epoch), destroy=secret)
         self.ledger.forget()
         self.ledger.reached("epoch-closed")

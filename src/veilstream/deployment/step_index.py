@@ -50,6 +50,7 @@ _TOGETHER = 16_384
 """Records that are dealt out to parts at once."""
 _BUFFER_BYTES = 1 << 16
 PAGE_RECORDS = 1024
+_PAGE_BYTES = 1 << 16
 _DIGEST_BYTES = 16
 
 Int64s = NDArray[np.int64]
@@ -151,13 +152,14 @@ class StepIndex:
         self._begins: Int64s = numbers.astype(np.int64)
         self._digests = told[_COUNT.size + length + numbers.nbytes :]
         self._layout = _layout(self.contents.shape)
+        self._page_records = _page_records(self._layout)
         self._tags_at = self.contents.records * self._layout.itemsize
 
     def pieces(self, step: int) -> Iterator[Rows]:
         """The clients of one step, some at a time, in an order that their tags alone decide."""
         first, last = int(self._begins[step]), int(self._begins[step + 1])
         while first < last:
-            page, place = divmod(first, PAGE_RECORDS)
+            page, place = divmod(first, self._page_records)
             rows = self._page(page)[place : place + last - first]
             yield Rows(
                 rows["features"].reshape(len(rows), *self.contents.shape), rows["target"], rows["usable"].astype(bool)
@@ -182,8 +184,8 @@ class StepIndex:
 
     def _page(self, page: int) -> NDArray[Any]:
         size = self._layout.itemsize
-        count = min(PAGE_RECORDS, self.contents.records - page * PAGE_RECORDS)
-        content = self._plain(page * PAGE_RECORDS * size, count * size)
+        first = page * self._page_records
+        content = self._plain(first * size, min(self._page_records, self.contents.records - first) * size)
         at = page * _DIGEST_BYTES
         if not hmac.compare_digest(self._keys.of_page(page, content), self._digests[at : at + _DIGEST_BYTES]):
             raise self._damaged()
@@ -254,7 +256,7 @@ class IndexWriter:
         partial, counts = self._folder / "part-whole", np.zeros(self._steps, np.int64)
         written = _Written(partial, self._salt, self._keys)
         unusable = again = 0
-        pages = _Pages(written, self._keys, self._final.itemsize)
+        pages = _Pages(written, self._keys, _page_records(self._final) * self._final.itemsize)
         for part in self._parts.whole():
             order = np.lexsort((part["row"], *(part["tag"][:, k] for k in (3, 2, 1, 0)), part["step"]))
             part = part[order]
@@ -382,8 +384,8 @@ class _Written:
 class _Pages:
     """Cuts records into pages, with a digest of each."""
 
-    def __init__(self, written: _Written, keys: _Keys, record_bytes: int) -> None:
-        self._written, self._keys, self._page_bytes = written, keys, PAGE_RECORDS * record_bytes
+    def __init__(self, written: _Written, keys: _Keys, page_bytes: int) -> None:
+        self._written, self._keys, self._page_bytes = written, keys, page_bytes
         self._waiting = bytearray()
         self.digests: list[bytes] = []
 
@@ -402,6 +404,11 @@ class _Pages:
     def _take(self, page: bytes) -> None:
         self.digests.append(self._keys.of_page(len(self.digests), page))
         self._written.add(page)
+
+
+def _page_records(layout: np.dtype[Any]) -> int:
+    """How many records are read and checked together."""
+    return max(1, min(PAGE_RECORDS, _PAGE_BYTES // layout.itemsize))
 
 
 def _layout(shape: tuple[int, ...]) -> np.dtype[Any]:

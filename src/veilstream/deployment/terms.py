@@ -44,6 +44,7 @@ SAME_TERMS = (
 
 _ADMITS = "admits"
 _MANY_STEPS = 100_000
+_MASK_WORDS = 200  # a learner: certificates of keys, signatures and sealed shares, each far below it
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +139,11 @@ class Terms:
     def release_dim(self) -> int:
         """Numbers of a release: one for each parameter, and one for each metric of telemetry."""
         return self.dim + (0 if self.telemetry is None else len(self.telemetry.metrics))
+
+    @property
+    def wire_dim(self) -> int:
+        """What bounds the size of messages, in numbers of eight bytes: a model, and what masks need beside it."""
+        return self.dim if self.plan.trust is None else self.release_dim + _MASK_WORDS * self.learners
 
     @property
     def projection_radius(self) -> float | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _GROUP_NORM = "torch.nn.GroupNorm in its place keeps records apart (16 channels a group is usual)"
+_SINGLY = 1_000_000  # parameters from which a CPU is faster with one record at a time
 _SAME = 1e-3  # of a gradient, between two times: a GPU adds in any order
 
 
@@ -25,7 +26,8 @@ class PerSampleGradients:
         model: in the mode that it is to be trained in; parameters in ``trained`` get gradients.
         trained: names of parameters, in the order of a row.
         loss: as torch.nn.functional has them, asked for one record at a time.
-        microbatch: how many records are computed at once; 1 does without `vmap`, for layers that have no rule for it.
+        microbatch: how many records are computed at once; None for all of a batch, but one by one on a CPU for large
+            models. 1 does without `vmap`, for layers that have no rule for it.
 
     """
 
@@ -47,12 +49,15 @@ class PerSampleGradients:
         rest = {name: p.detach() for name, p in self.model.named_parameters() if name not in parameters}
         rest |= {name: b.detach().clone() for name, b in self.model.named_buffers()}
         one = torch.func.grad(self._loss_of_one)
-        at_once = self._microbatch or len(batch[0])
+        singly = batch[0].device.type == "cpu" and self.dim >= _SINGLY
+        at_once = self._microbatch or (1 if singly else len(batch[0]))
         for first in range(0, len(batch[0]), at_once):
             some = [each[first : first + at_once] for each in batch]
-            if at_once == 1:
-                found = one(parameters, rest, *(each[0] for each in some))
-                yield torch.cat([found[name].reshape(1, -1) for name in self.trained], 1)
+            if at_once == 1:  # several times as fast as torch.func's gradient of one record
+                followed = {name: p.requires_grad_() for name, p in parameters.items()}
+                loss = self._loss_of_one(followed, rest, *(each[0] for each in some))
+                found = torch.autograd.grad(loss, list(followed.values()), materialize_grads=True)
+                yield torch.cat([each.reshape(1, -1) for each in found], 1)
                 continue
             many = torch.func.vmap(one, in_dims=(None, None, *[0] * len(some)), randomness="different")
             try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from veilstream.deployment.fixed_batches import FixedBatches
+from veilstream.deployment.fixed_batches import FixedBatches, SecretBatches
 from veilstream.deployment.private_steps import PrivateSteps, StepTerms
 from veilstream.deployment.process_secrecy import without_values
 from veilstream.deployment.torch_gradients import PerSampleGradients, check_layers, torch_package, trained_parameters
@@ -18,7 +18,7 @@ from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.registry import build, takes
 from veilstream.privacy.gradient_types import ClippedGradient
-from veilstream.privacy.guarantee import Accounting, Budget, Guarantee
+from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, Order
 from veilstream.privacy.tensor_clipping import TensorSum
 
 if TYPE_CHECKING:
@@ -40,12 +40,13 @@ def make_private(
     clip_norm: float,
     store: Path | str,
     passes: int = 1,
-    mechanism: str | Factorization = "buffered",
+    mechanism: str | Factorization | None = None,
     client: Sequence[Hashable] | Callable[[int], Hashable] | None = None,
     witness: Path | str | None = None,
     microbatch: int | None = None,
     state_steps: int | None = 16,
-    order: str = "known",
+    order: Order | str = Order.KNOWN,
+    neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
     accounting: Accounting | str = Accounting.EXACT,
 ) -> PrivateTraining:
     """Make every `optimizer.step()` private: it moves the model by a clipped, noised mean gradient and nothing else.
@@ -64,10 +65,11 @@ def make_private(
     would have; a `loss.backward()` that the script still makes is dropped. One batch is one step.
 
     **Guarantees**: `private.guarantee`. *Unit*: one client's record (each index of the dataset is a client, unless
-    ``client`` says who it is of). *Neighbours*: replace-one. *Participation*: once in each of ``passes`` passes, one
-    pass apart, since every pass has the same batches; the ledger holds the script to it. *Horizon*: all steps of all
-    passes, over restarts. *Adversary*: whoever sees the model after every step and chooses what it is set to in
-    between (a federation's server, other sites), since all that a site sends is computed from noised gradients.
+    ``client`` says who it is of). *Neighbours*: replace-one by default. *Participation*: once in each of ``passes``
+    passes, one pass apart, since every pass has the same batches; the ledger holds the script to it. *Horizon*: all
+    steps of all passes, over restarts. *Adversary*: whoever sees the model after every step and chooses what it is
+    set to in between (a federation's server, other sites), since all that a site sends is computed from noised
+    gradients.
     *Theorem*: one Gaussian mechanism under adaptive continual release (lem-priv-analy), with the law of
     `veilstream.privacy.grid_noise`. It presumes that nothing else that is computed from records leaves the site
     (losses and accuracies on them are for this machine), and that no record is used in another store besides.
@@ -87,15 +89,20 @@ def make_private(
         clip_norm: bound on each record's gradient norm.
         store: the ledger's file; begun where there is none, and gone on with where there is one.
         passes: how often the script goes over the loader, in all.
-        mechanism: which noise: a name, or a factorization of all steps.
+        mechanism: which noise: a name, or a factorization of all steps. Left out: `buffered`, made for several passes;
+            under a secret order `banded`.
         client: who each record is of, as a sequence or a function of the index. People with several records are
             priced for all of them.
         witness: the second file, best on another disk, by which an old copy of the store is recognised.
-        microbatch: how many records' gradients are computed at once; all of a batch where it is left out, and 1 for
-            layers that `torch.func.vmap` cannot map.
+        microbatch: how many records' gradients are computed at once. Left out: all of a batch, but one by one on a CPU
+            from a million parameters on. 1 is for layers that `torch.func.vmap` cannot map.
         state_steps: every so many steps, model and optimizer are kept in the store, for `PrivateTraining.resume`;
             None where a server has the model.
-        order: "known": whoever knows which records are in which batch learns no more than the budget says.
+        order: "known": whoever knows which records are in which batch learns no more than the budget says. "secret",
+            for one pass: every record's batch is drawn by itself, so that batches have ``batch_size`` records on
+            average, and hiding that takes less noise. The promise then rests on nobody outside the site learning it.
+            Batches are filled up to one size with records whose gradients are dropped.
+        neighbours: "replace-one", or "zero-out" for the weaker promise that most libraries' ε is about.
         accounting: "exact", or "zcdp" as in the paper.
 
     Returns:
@@ -106,15 +113,20 @@ def make_private(
         MissingExtra: without PyTorch.
 
     """
-    if order != "known":
-        raise InputError("order", order, '"known": a secret order is not there yet for training loops', "leave it out")
     names = trained_parameters(model, optimizer)
     check_layers(model)
     gradients = PerSampleGradients(model, names, loss, microbatch)
     records, size, shuffled = _read_loader(loader)
     clients = [client(i) for i in range(records)] if callable(client) else client
+    secretly = Order.of(order) is Order.SECRET
+    if secretly and (passes > 1 or (clients is not None and len(set(clients)) < len(clients))):
+        raise InputError(
+            "order", "secret", "one pass, and one record a client: several have no price", 'order="known", or passes=1'
+        )
     batches = FixedBatches.made(records, size, passes, shuffled=shuffled, clients=clients)
     participation = batches.participation
+    if mechanism is None:
+        mechanism = "banded" if secretly else "buffered"
     if isinstance(mechanism, str):
         options = {"participation": participation} if takes(mechanism, "participation") else {}
         mechanism = build(mechanism, batches.horizon, **options)
@@ -134,6 +146,8 @@ def make_private(
         clients_per_step=batches.batch_size,
         participation=participation,
         accounting=accounting,
+        order=order,
+        neighbours=neighbours,
         about={
             "parameters": {name: list(parameters[name].shape) for name in names},
             "records": records,
@@ -146,9 +160,13 @@ def make_private(
     begun = {_ORDER: batches.order.astype("<i8").tobytes()}
     steps = PrivateSteps(terms, store, witness=witness, begun=begun, state_steps=state_steps)
     try:
+        if secretly:
+            secret = steps.order_secret
+            if secret is not None:  # gone with the noise at the end of the horizon
+                steps.enrol(batches.names(batches.order))
+                hidden = SecretBatches.made(secret, records, batches.batch_size, clients)
+                return PrivateTraining(steps, gradients, optimizer, loader, hidden)
         kept = np.frombuffer(steps.kept(_ORDER), "<i8").astype(np.int64)
-        if len(kept) != records:
-            raise InputError("loader", records, f"the {len(kept)} records that {store} was begun with", "another store")
         batches = FixedBatches(kept, batches.batch_size, passes, clients)
         return PrivateTraining(steps, gradients, optimizer, loader, batches)
     except BaseException:
@@ -165,10 +183,11 @@ class PrivateTraining:
         gradients: PerSampleGradients,
         optimizer: torch.optim.Optimizer,
         loader: DataLoader[Any],
-        batches: FixedBatches,
+        batches: FixedBatches | SecretBatches,
     ) -> None:
         self._steps, self._gradients, self._optimizer = steps, gradients, optimizer
         self._loader, self._batches = loader, batches
+        self._a_pass = batches.a_pass if isinstance(batches, FixedBatches) else batches.horizon
         self._given: tuple[int, Sequence[torch.Tensor]] | None = None
         self._replaying = self._checked = False
         self.clipped = 0
@@ -193,7 +212,12 @@ class PrivateTraining:
     @property
     def passes_left(self) -> int:
         """Passes that are not complete; the first of them may have been begun."""
-        return self._batches.passes - self.step // self._batches.a_pass
+        return -(-(self.horizon - self.step) // self._a_pass)
+
+    @property
+    def parameters(self) -> int:
+        """d: numbers that are trained, and that have noise."""
+        return self._steps.terms.dim
 
     @property
     def noise_std(self) -> float:
@@ -202,7 +226,7 @@ class PrivateTraining:
 
     def __len__(self) -> int:
         """Batches that are left of this pass."""
-        return 0 if self._steps.over else self._batches.a_pass - self.step % self._batches.a_pass
+        return 0 if self._steps.over else self._a_pass - self.step % self._a_pass
 
     def __iter__(self) -> Iterator[Any]:
         """What is left of the pass that has been begun, or else the next pass.
@@ -218,7 +242,7 @@ class PrivateTraining:
         first = self.step
         steps = range(first, first + len(self))
         for step, batch in zip(steps, self._reader(steps), strict=True):
-            self._given = step, _tensors(batch, len(self._batches.batch(step)))
+            self._given = step, _tensors(batch, len(self._batches.filled(step)))
             yield batch
             if self.step == step:
                 raise InputError(
@@ -273,7 +297,7 @@ class PrivateTraining:
         torch, loader = torch_package(), self._loader
         return torch.utils.data.DataLoader(
             loader.dataset,
-            batch_sampler=[self._batches.batch(step).tolist() for step in steps],
+            batch_sampler=[self._batches.filled(step).tolist() for step in steps],
             collate_fn=loader.collate_fn,
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
@@ -303,16 +327,19 @@ class PrivateTraining:
         if not self._checked:
             self._gradients.check(self._on_device(batch))
             self._checked = True
-        names = self._batches.names(self._batches.batch(step))
-        self._put(self._steps.take(names, lambda: self._clipped(batch), self._state, self._note()))
+        own = self._batches.batch(step)
+        names = self._batches.names(own) if isinstance(self._batches, FixedBatches) else None
+        self._put(self._steps.take(names, lambda: self._clipped(batch, len(own)), self._state, self._note()))
 
-    def _clipped(self, batch: Sequence[torch.Tensor]) -> ClippedGradient:
-        """What the batch's records contribute."""
+    def _clipped(self, batch: Sequence[torch.Tensor], count: int) -> ClippedGradient:
+        """What the batch's first ``count`` records contribute; the others are computed and dropped."""
         there = self._on_device(batch)
         terms = self._steps.terms
         total = TensorSum(self._steps.grid, terms.clients_per_step, terms.dim, there[0].device)
         for rows in self._gradients.rows(there):
+            rows[max(0, count) :] = 0.0
             total.add(rows)
+            count -= len(rows)
         self.clipped += int(total.longer)
         return total.gradient()
 

@@ -90,11 +90,11 @@ class DemoResult:
         if self.scores is not None:
             metric = "RMSE" if self.scores.metric == "rmse" else "Accuracy"
             lines[metric] = self.scores.text()
-            lines["Learns?"] = "\n            try: ".join([self.scores.verdict.sentence, *self.scores.verdict.advice])
+            lines["Does it learn?"] = "\n  try: ".join([self.scores.verdict.sentence, *self.scores.verdict.advice])
         lines["Ledgers"] = f"{self.learners} verified: {self.clients} clients, none more often than promised"
         lines["Model"] = self.model
         lines["Folder"] = self.folder
-        return "\n".join(f"{name:<11} {text}" for name, text in lines.items() if text)
+        return "\n".join(f"{name:<14} {text}" for name, text in lines.items() if text)
 
 
 def demo_plan(learners: int, rounds: int, changes: dict[str, Any] | None = None) -> Plan:

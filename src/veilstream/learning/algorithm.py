@@ -37,6 +37,7 @@ class StepRule:
     gamma: float | None = None  # Clip g / (|g| + gamma) of every client instead of its gradient g; None for g itself
     telemetry: Telemetry | None = None  # What every client contributes beside its gradient; it moves no model
     weights: ClassWeights | None = None  # What a client's gradient counts, by its label; None for all alike
+    together: float | None = None  # What a step's sum is divided by; None for how many clients it has room for
 
     def __post_init__(self) -> None:
         known = isinstance(self.clip_norm, float | int | np.floating)
@@ -97,7 +98,8 @@ def local_step(
     """Next local model and the noisy gradient that led to it, with noisy telemetry behind it.
 
     ``clients`` has a leading axis: usually one client, or several whose clipped gradients are
-    averaged (then one client moves the average by at most 2·clip_norm / clients). A client that is
+    averaged (then one client moves the average by at most 2·clip_norm / clients). With
+    ``rule.together`` their sum is divided by that number, however many there are. A client that is
     not present counts as a zero gradient; its noise stays. ``begun`` is the model that the round
     began with, which telemetry is about.
     """
@@ -113,7 +115,7 @@ def local_step(
         x = z if begun is None else begun
         metrics = partial(metric_values, told, task, x, clip_norm=rule.clip_norm)
         vectors = extended(vectors, jax.vmap(metrics)(clients, gradients), told)
-    vector = _mean(vectors, clients.present)
+    vector = _mean(vectors, clients.present, rule.together)
     if rule.unit_steps:
         gradient = vector[: len(z)]
         length = jnp.sqrt((gradient**2).sum())
@@ -156,11 +158,15 @@ def server_update(rule: StepRule, x: Array, releases: Array, effective_step_size
     return after
 
 
-def _mean(vectors: Array, present: Array | None = None) -> Array:
-    """Mean over the first axis, absent ones as zero; a product, since a compiler repeats the work behind a mean."""
+def _mean(vectors: Array, present: Array | None = None, together: float | None = None) -> Array:
+    """Mean over the first axis, absent ones as zero; a product, since a compiler repeats the work behind a mean.
+
+    With ``together`` the sum is divided by that number instead.
+    """
     import jax.numpy as jnp
 
     weights = jnp.ones(len(vectors), vectors.dtype) if present is None else present
-    if len(vectors) == 1:
+    count = len(vectors) if together is None else together
+    if len(vectors) == 1 and count == 1:
         return weights[0] * vectors[0]
-    return jnp.matmul(weights / len(vectors), vectors, precision="highest")
+    return jnp.matmul(weights / count, vectors, precision="highest")

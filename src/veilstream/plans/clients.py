@@ -47,6 +47,8 @@ def stream_of(plan: Plan) -> Stream:
         dim=data.dim,
         alpha=data.alpha,
         beta=data.beta,
+        shared=data.shared,
+        spread=data.spread,
         feature_norm=data.feature_norm,
         drift=data.drift,
         targets="labels" if kind is not None and kind.target.classifies else "values",

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ from veilstream.mechanisms import (
     doubling,
     stationary,
 )
+from veilstream.mechanisms.banded import banded
 from veilstream.mechanisms.buffered import BUFFERED_LIMIT
+from veilstream.mechanisms.columns import DENSE_COLUMNS
 from veilstream.mechanisms.normals import TILE
 from veilstream.mechanisms.optimal import RETURNING_LIMIT
 from veilstream.mechanisms.registry import build_for, built_in
@@ -33,11 +35,15 @@ from veilstream.plans.auto import with_defaults
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import SOLVED, effort, prepare, published_noise, recommended, warn_of_kept_noise
 from veilstream.plans.tasks import task_of
-from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, calibrate
+from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, Order, calibrate
+from veilstream.privacy.guarantee import SumTrust
+from veilstream.privacy.secret_bands import banded_for_secret_order, bands_for_secret_order
+from veilstream.privacy.secret_order import rough_secret_noise
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.wording import counted
 
 LONG_HORIZON = 20_000  # above this, mechanisms that solve for every step are left out unless asked for by name
+LONGEST_OTHER_ORDER = 500  # up to so many steps a comparison also says what a secret order would give
 _LONGEST_LOOKED_AT = 1_000_000
 _LARGEST_STD = 1e140
 
@@ -57,6 +63,9 @@ class Setting:
     participation: Participation = ONCE
     accounting: Accounting = Accounting.EXACT
     telemetry: Telemetry | None = None  # its price is in every row's noise
+    order: Order = Order.KNOWN
+    window: int | None = None
+    trust: SumTrust | None = None
     workload: Workload | None = None  # what is published, if not the latest model at every round's end
     step_size: float | None = None  # η·η_g, to state noise in the model itself
     unbounded: bool = False  # only noise that goes on is then compared, and looked at at `horizon`
@@ -88,6 +97,9 @@ class Setting:
             participation=plan.participation,
             accounting=Accounting.of(plan.accounting_of(method)),
             telemetry=plan.telemetry_of(method),
+            order=Order.of(plan.order),
+            window=plan.window,
+            trust=plan.trust,
             workload=plan.workload_of(method),
             step_size=method.local_step_size * method.server_step_size,
             unbounded=plan.learning.unbounded,
@@ -138,21 +150,51 @@ class Row:
     state_bytes: int
     seconds_per_step: float
     error_over_time: NDArray[np.float64]
+    bands: int | None = None  # of banded noise whose number of bands was chosen for a secret order
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; without the curve over time."""
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("guarantee", "error_over_time")}
+        if self.bands is None:
+            del kept["bands"]
         return kept | {"guarantee": self.guarantee.as_dict()}
 
     @property
     def title(self) -> str:
         """Its name, and what it is made for."""
+        if self.bands is not None:
+            return f"{self.mechanism}, {counted(self.bands, 'band')}"
         return self.mechanism if self.objective is None else f"{self.mechanism}, {self.objective}"
 
     @property
     def effort(self) -> tuple[bool, int]:
         """What it takes; see `recommended`."""
         return effort(self.mechanism, self.objective, self.state_vectors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherOrder:
+    """The same promise under the other order, with the best noise for it."""
+
+    order: Order
+    mechanism: str
+    bands: int | None
+    error_published: float
+    rough: bool  # to within some percent, and not certified
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"order": self.order.value}
+
+
+@dataclass(frozen=True)
+class OnlySums:
+    """The same promise against a server that sees only sums over learners."""
+
+    honest: int
+    error_published: float
+    floor_epsilon: float
+    """What is left, at the same δ, for whoever trusts no other learner."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +207,7 @@ class Comparison:
     left_out: tuple[str, ...]
     offers: Mapping[str, float]  # `error_published` of what else could be published from the same messages
     without_end: Mapping[str, float]  # noise at the last round without a known end, over the most with one
+    other_order: OtherOrder | None = None
 
     @property
     def model_reach(self) -> float | None:
@@ -179,6 +222,21 @@ class Comparison:
     def recommended(self) -> Row:
         """The mechanism to use."""
         return self.rows[0]
+
+    @property
+    def in_sums(self) -> OnlySums | None:
+        """The recommended noise where the server sees only sums over learners; None where a run can have none.
+
+        With the plan's own honest learners, or half of all where it counts on nobody.
+        """
+        s, best = self.setting, self.recommended
+        if s.learners < 2 or s.unbounded or s.local_steps != 1:
+            return None
+        trust = s.trust or SumTrust(learners=s.learners, honest=(s.learners + 1) // 2)
+        known = best.guarantee
+        gain = 1.0 if s.trust is not None else trust.gain
+        promised = replace(known, trust=trust, noise_std=known.noise_std / gain)
+        return OnlySums(trust.honest, best.error_published / gain, promised.floor_epsilon)
 
     @property
     def of_the_plan(self) -> tuple[str, Row] | None:
@@ -221,7 +279,12 @@ class Comparison:
                 "neighbours": s.neighbours.value,
                 "participation": [s.participation.times, s.participation.min_separation],
                 "accounting": s.accounting.value,
+                "order": s.order.value,
+                "window": s.window,
+                "trust": None if s.trust is None else asdict(s.trust),
             },
+            "only_sums": None if self.in_sums is None else asdict(self.in_sums),
+            "other_order": None if self.other_order is None else self.other_order.as_dict(),
             "workload": s.published.as_dict(),
             "model": {"step_size": s.step_size, "noise": self.recommended.model_noise, "reach": self.model_reach},
             "people_needed": s.people_needed,
@@ -237,9 +300,21 @@ class Comparison:
 
 
 def compare(
-    setting: Setting, names: Sequence[str] | None = None, tick: Callable[[str], None] = lambda _: None
+    setting: Setting,
+    names: Sequence[str] | None = None,
+    tick: Callable[[str], None] = lambda _: None,
+    *,
+    both_orders: bool = False,
 ) -> Comparison:
-    """Build and calibrate mechanisms (None: all that the setting can have); ``tick`` gets each name before its turn."""
+    """Build and calibrate mechanisms, and look at the other order if asked.
+
+    Args:
+        setting: what is planned.
+        names: which mechanisms; None for all that the setting can have.
+        tick: gets each name before its turn.
+        both_orders: whether to say what the other order would give.
+
+    """
     w, everything = setting.published, names is None
     chosen = names_for(setting) if names is None else tuple(names)
     baseline = _measure(build("independent", setting.horizon), setting, None)
@@ -254,30 +329,67 @@ def compare(
             continue
         if name == "independent":
             rows.append(baseline)
+        elif setting.order is Order.SECRET and name == "banded":
+            rows.append(_banded_row(setting, baseline))
         elif setting.unbounded:
             rows.append(_measure(without_end(w.forgetting_per_step, setting.horizon), setting, baseline))
         else:
             rows.append(_measure(build(name, setting.horizon), setting, baseline))
-        if everything and not setting.unbounded and _can_be_matched(name, setting):
+        if everything and setting.order is Order.KNOWN and not setting.unbounded and _can_be_matched(name, setting):
             matched = build_for(name, w, setting.participation)
             rows.append(_measure(matched, setting, baseline, "published"))
     rows.sort(key=lambda row: row.error_published)
     best = recommended(rows, lambda row: row.error_published, lambda row: row.effort)
-    left_out = [name for name in MECHANISMS if name not in chosen] if everything and not setting.unbounded else []
+    plain = everything and not setting.unbounded and setting.order is Order.KNOWN
+    left_out = [name for name in MECHANISMS if name not in chosen] if plain else []
     return Comparison(
         setting,
         (best, *(row for row in rows if row is not best)),
         _reason(best, rows),
         tuple(left_out),
-        _offers(setting, best) if everything and not setting.unbounded else {},
+        _offers(setting, best) if plain else {},
         _without_end(setting) if setting.unbounded else {},
+        other_order(setting) if both_orders else None,
     )
+
+
+def other_order(setting: Setting) -> OtherOrder | None:
+    """What the other order would give: the known one's buffered noise, or about the secret one's banded noise.
+
+    None where the secret one is not for this setting, or takes long to work out.
+    """
+    w = setting.published
+    if setting.order is Order.SECRET:
+        known = replace(setting, order=Order.KNOWN, window=None)
+        noise = _measure(build("buffered", setting.horizon), known, None)
+        return OtherOrder(
+            order=Order.KNOWN, mechanism=noise.mechanism, bands=None, error_published=noise.error_published, rough=False
+        )
+    returning = setting.participation.times > 1
+    if setting.unbounded or returning or setting.accounting is not Accounting.EXACT:
+        return None
+    if not 2 <= setting.horizon <= LONGEST_OTHER_ORDER:
+        return None
+    bands = bands_for_secret_order(setting.budget, w, setting.neighbours)
+    mechanism = banded(setting.horizon, bands)
+    norm = setting.clip_norm if setting.telemetry is None else setting.telemetry.release_norm(setting.clip_norm)
+    std = rough_secret_noise(setting.budget, mechanism, setting.neighbours) * norm / setting.clients_per_step
+    published = published_noise(mechanism, std, w) / math.sqrt(setting.learners)
+    return OtherOrder(order=Order.SECRET, mechanism=mechanism.name, bands=bands, error_published=published, rough=True)
+
+
+def _banded_row(setting: Setting, baseline: Row) -> Row:
+    mechanism = banded_for_secret_order(setting.budget, setting.published, setting.neighbours, setting.window)
+    return replace(_measure(mechanism, setting, baseline), bands=mechanism.bandwidth)
 
 
 def names_for(setting: Setting) -> tuple[str, ...]:
     """The mechanisms to compare: what goes on without an end, or all that are solved in reasonable time."""
     if setting.unbounded:
         return ("toeplitz" if setting.published.forgetting_per_step < 1.0 else "buffered", "independent")
+    if setting.order is Order.SECRET:
+        looked_at = ("banded", "buffered", "independent") if setting.horizon <= DENSE_COLUMNS else ("banded",)
+        return tuple(dict.fromkeys([*looked_at, setting.mechanism or "banded"]))
     slow = () if setting.horizon <= LONG_HORIZON else SOLVED
     return tuple(name for name in MECHANISMS if name not in slow or name == setting.mechanism)
 
@@ -385,6 +497,9 @@ def _measure(factorization: Factorization, setting: Setting, baseline: Row | Non
         accounting=setting.accounting,
         telemetry=setting.telemetry,
         clients_per_step=setting.clients_per_step,
+        order=setting.order,
+        window=setting.window,
+        trust=setting.trust,
     )
     if std > _LARGEST_STD:
         raise InputError("noise std", std, f"<= {_LARGEST_STD:g}", "a larger ε, or a smaller clip_norm; try 1")

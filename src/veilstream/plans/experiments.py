@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from veilstream.errors import UnknownName
+from veilstream.plans.chosen import chosen_plans
 from veilstream.plans.plan import Plan
 
 
@@ -28,10 +29,17 @@ class Figure:
     name: str
     variants: tuple[Variant, ...]
     smoke: dict[str, Any]
+    studies: tuple[
+        tuple[str, str, str], ...
+    ] = ()  # Comparisons whose choices it runs: folder, study, head of the plans
     smoke_steps: int | None = None  # steps of a learner in a smoke run, where τ differs between variants
 
     def plans(self, changes: dict[str, Any] | None = None, *, smoke: bool = False) -> Iterator[tuple[str, Plan]]:
         """Folder and plan of every run."""
+        for folder, study, experiment in self.studies:
+            small, rounds = (dict(self.smoke), 8) if smoke else ({}, None)
+            for part, plan in chosen_plans(study, experiment_path(experiment), small | (changes or {}), rounds):
+                yield f"{folder}/{part}" if folder else part, plan
         for variant in self.variants:
             small = dict(self.smoke) if smoke else {}
             if smoke and self.smoke_steps:
@@ -57,20 +65,12 @@ def _horizon(tau: int) -> dict[str, Any]:
 _SMOKE = {"run.seeds": 1, "run.evaluate_every": 50, "data.held_out": 500}
 _STREAMS = ("electricity", "covertype", "flights", "health")
 _BEYOND = ("beyond_cnn", "beyond_cnn_30", "beyond_random", "beyond_edge", "beyond_edge_10", "mnist_private")
-_FAIR = {"fair_logistic": 4, "fair_logistic_200": 20, "fair_logistic_50": 80}
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (
         Figure("logistic", (Variant("", "logistic"),), {"learning.rounds": 60, "run.seeds": 2}),
-        Figure(
-            "fair",
-            tuple(
-                Variant(f"{4000 // met}-releases", name, {"learning.local_steps": met}) for name, met in _FAIR.items()
-            ),
-            {"run.seeds": 2, "run.evaluate_every": 1},
-            smoke_steps=240,
-        ),
+        Figure("fair", (), {"run.seeds": 2}, studies=(("", "logistic", "fair_logistic"),)),
         Figure("cnn", tuple(Variant(f"tau-{tau}", "cnn", _horizon(tau)) for tau in (1, 2, 4)), _SMOKE, smoke_steps=200),
         Figure("clip", (Variant("", "clip"),), _SMOKE | {"learning.rounds": 60}),
         Figure(
@@ -78,11 +78,7 @@ FIGURES: dict[str, Figure] = {
             tuple(Variant(name, name, {"run.seeds": 10}) for name in _BEYOND),
             _SMOKE | {"learning.rounds": 30},
         ),
-        Figure(
-            "streams",
-            tuple(Variant(name, f"streams_{name}") for name in _STREAMS),
-            {"learning.rounds": 60, "run.seeds": 2, "run.evaluate_every": 60},
-        ),
+        Figure("streams", (), {"run.seeds": 2}, studies=tuple((name, name, f"streams_{name}") for name in _STREAMS)),
     )
 }
 

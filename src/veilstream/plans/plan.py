@@ -185,6 +185,11 @@ class Plan(PlanTable):
         return self.privacy.window if self.privacy else None
 
     @property
+    def steps_of_epoch(self) -> int:
+        """T = R·τ of the plan's own steps."""
+        return self.learning.rounds * self.learning.local_steps
+
+    @property
     def trust(self) -> SumTrust | None:
         """Whom the promise counts on where the server sees only sums over learners; None where it sees each."""
         if self.privacy is None or self.privacy.trust == "each":

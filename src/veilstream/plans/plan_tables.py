@@ -126,6 +126,10 @@ class DataPlan(PlanTable):
     """How far learners of synthetic data differ in their true model."""
     beta: float = value(default=0.1, ge=0, hint="0 for learners with like features; try 0.1")
     """How far learners of synthetic data differ in their features."""
+    shared: float = value(default=0.0, ge=0, le=1, only_where=("kind", "synthetic"))
+    """Which part of synthetic learners' true models, by variance, is the same for all; 0 is Li et al.'s recipe."""
+    spread: float = value(default=1.0, gt=0, only_where=("kind", "synthetic"), hint="try 4")
+    """How far synthetic clients lie from their learner's centre, in units of Li et al.'s recipe."""
     feature_norm: float = value(default=1.0, ge=1e-15, le=1e15, hint="try 1")
     """Largest norm of a record's features."""
     drift: Literal["none", "abrupt", "gradual", "seasonal"] = value(default="none", only_where=("kind", "synthetic"))

@@ -20,7 +20,8 @@ from veilstream.plans.auto import AutoChoice, choose_steps, gamma_of, with_defau
 from veilstream.plans.plan import Plan
 from veilstream.plans.plan_tables import MethodPlan
 from veilstream.plans.records import class_weights_of
-from veilstream.privacy import Guarantee, calibrate
+from veilstream.privacy import Guarantee, Neighbours, calibrate
+from veilstream.privacy.secret_bands import banded_for_secret_order
 
 _NOT_CLIPPED = 1e15  # the largest bound that a clipper takes
 
@@ -64,6 +65,8 @@ class Prepared:
             made_for += (*averages, plan.step_decay, plan.forgetting)
         if isinstance(self.factorization, StationaryFactorization):
             made_for += (plan.forgetting,)
+        if self.factorization is not None and self.factorization.bandwidth is not None:
+            made_for += (self.factorization.bandwidth,)
         return made_for
 
     @property
@@ -197,6 +200,9 @@ def prepare(plan: Plan, method: MethodPlan) -> Prepared:
         factorization = without_end(published.forgetting_per_step, horizon)
     elif method.objective == "published":
         factorization = build_for(name, published, plan.participation)
+    elif plan.order == "secret" and name == "banded":
+        near = Neighbours.of(plan.neighbours)
+        factorization = banded_for_secret_order(plan.budget_of(method), published, near, plan.window)
     else:
         factorization = build(name, horizon, **options)
     warn_of_kept_noise(plan, method)

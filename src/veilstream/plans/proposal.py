@@ -54,7 +54,7 @@ def data_table(found: Profile, source: str) -> str:
         label = found.columns[roles.label]
         lines.append(f"label = {_quoted(roles.label)}")
         if label_is_class(label):
-            lines.append(f'labels = {mark}  # its texts: ["no", "yes"], where the second of two is +1')
+            lines.append(f'labels = {mark}  # its texts, such as ["no", "yes"]; of two the second is +1')
         else:
             lines.append(f"label_range = {mark}  # what anybody knows of it: [0.0, 100.0]")
     lines += [f"# {_quoted(name)} is different in nearly every row: no feature" for name in roles.left_out]

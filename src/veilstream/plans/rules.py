@@ -73,10 +73,6 @@ def _secret(plan: Plan) -> bool:
     return plan.order == "secret"
 
 
-def _steps_of_epoch(plan: Plan) -> int:
-    return plan.learning.rounds * plan.learning.local_steps
-
-
 def _sums(plan: Plan) -> bool:
     return plan.privacy is not None and plan.privacy.trust == "sum"
 
@@ -133,10 +129,18 @@ PLAN_RULES = (
         'rounds that you will not reach, or order = "known"',
     ),
     Rule(
+        "data.missing",
+        lambda plan: _secret(plan) and plan.data.partial_attendance,
+        '0 beside order = "secret", and data.late and data.leaving too: a simulation deals records to steps, not '
+        "to the rounds that a learner sits out",
+        _ATTEND,
+        shown=lambda plan: [plan.data.missing, plan.data.late, plan.data.leaving],
+    ),
+    Rule(
         "privacy.window",
-        lambda plan: _secret(plan) and plan.window and _steps_of_epoch(plan) % plan.window,
-        lambda plan: f"a divisor of {_steps_of_epoch(plan)}, the steps of an epoch (rounds x local_steps)",
-        lambda plan: f"window = {math.gcd(_steps_of_epoch(plan), plan.window or 1)}, or other rounds",
+        lambda plan: _secret(plan) and plan.window and plan.steps_of_epoch % plan.window,
+        lambda plan: f"a divisor of {plan.steps_of_epoch}, the steps of an epoch (rounds x local_steps)",
+        lambda plan: f"window = {math.gcd(plan.steps_of_epoch, plan.window or 1)}, or other rounds",
     ),
     Rule(
         "privacy.honest",
@@ -285,6 +289,18 @@ def _endless(method: MethodPlan) -> str:
 _NAME_AN_END = "remove it; or learning.unbounded = false, with the rounds that there will be"
 
 METHOD_RULES = (
+    Rule(
+        "kind",
+        lambda plan, method: (
+            _secret(plan)
+            and plan.steps_and_clients(method) != (plan.learning.local_steps, plan.learning.clients_per_step)
+        ),
+        lambda plan, method: (
+            f'the plan\'s own steps beside order = "secret": a round of {method.name} has '
+            f"{' x '.join(map(str, plan.steps_and_clients(method)))} clients, and records choose among steps"
+        ),
+        "remove it or its clients_per_step, or set those of learning",
+    ),
     *(_without_noise(key) for key in ("epsilon", "delta", "accounting", "mechanism")),
     Rule(
         "mechanism",

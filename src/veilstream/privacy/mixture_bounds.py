@@ -25,7 +25,9 @@ Theorem 1, in its form with relative entropy) and the empirical Bernstein bound 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +37,7 @@ from veilstream.mechanisms.columns import Columns
 
 Floats = NDArray[np.float64]
 
-_AT_ONCE = 2_000_000  # numbers of a chunk
+_AT_ONCE = 500_000  # numbers of a piece
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,12 @@ class Draws:
 
 
 def draws_upwards(
-    columns: Columns, s: float, tilt: float, count: int, rng: np.random.Generator, tick: Callable[[int], None]
+    columns: Columns, s: float, tilt: float, count: int, seed: Sequence[int], tick: Callable[[int], None]
 ) -> Draws:
     """From mean_j N((1+θ)·c_j, s²·I)."""
     T, n = columns.count, columns.norms_squared / (2.0 * s * s)
-    ratios, weights = [], []
-    for size in _chunks(count, T):
+
+    def some(size: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
         chosen = rng.integers(T, size=size)
         x = rng.standard_normal((size, T))
         x *= s
@@ -81,29 +83,55 @@ def draws_upwards(
         a = columns.products(x)
         a /= s * s
         ratio = _log_mean_exp(a - n)
-        ratios.append(ratio)
-        weights.append(-ratio if tilt == 0.0 else -_log_mean_exp((1.0 + tilt) * a - (1.0 + tilt) ** 2 * n))
-        tick(size)
-    return Draws(np.concatenate(ratios), np.concatenate(weights))
+        if tilt == 0.0:
+            return ratio, -ratio
+        a *= 1.0 + tilt
+        a -= (1.0 + tilt) ** 2 * n
+        return ratio, -_log_mean_exp(a)
+
+    return _draws(some, count, T, seed, tick)
 
 
 def draws_downwards(
-    columns: Columns, s: float, tilt: float, count: int, rng: np.random.Generator, tick: Callable[[int], None]
+    columns: Columns, s: float, tilt: float, count: int, seed: Sequence[int], tick: Callable[[int], None]
 ) -> Draws:
     """From N(-θ·m, s²·I)."""
     T, n, m = columns.count, columns.norms_squared / (2.0 * s * s), columns.mean
     energy = float(m @ m) / (2.0 * s * s)
-    ratios, weights = [], []
-    for size in _chunks(count, T):
+
+    def some(size: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
         x = rng.standard_normal((size, T))
         x *= s
         x -= tilt * m
-        weights.append(tilt * (x @ m) / (s * s) + tilt**2 * energy)
+        weight = tilt * (x @ m) / (s * s) + tilt**2 * energy
         a = columns.products(x)
         a /= s * s
         a -= n
-        ratios.append(_log_mean_exp(a))
-        tick(size)
+        return _log_mean_exp(a), weight
+
+    return _draws(some, count, T, seed, tick)
+
+
+def _draws(
+    some: Callable[[int, np.random.Generator], tuple[Floats, Floats]],
+    count: int,
+    width: int,
+    seed: Sequence[int],
+    tick: Callable[[int], None],
+) -> Draws:
+    """In pieces, each with a generator of its own, on all cores: the same numbers on any number of them."""
+    size = max(1, min(count, _AT_ONCE // width))
+    sizes = [min(size, count - first) for first in range(0, count, size)]
+
+    def piece(number: int) -> tuple[Floats, Floats]:
+        return some(sizes[number], np.random.default_rng([*seed, number]))
+
+    ratios, weights = [], []
+    with ThreadPoolExecutor(min(len(sizes), os.cpu_count() or 1)) as pool:
+        for ratio, weight in pool.map(piece, range(len(sizes))):
+            ratios.append(ratio)
+            weights.append(weight)
+            tick(len(ratio))
     return Draws(np.concatenate(ratios), np.concatenate(weights))
 
 
@@ -120,15 +148,21 @@ def most_downwards(columns: Columns, s: float, tilt: float, epsilon: float) -> f
     return _exp(tilt * (n - epsilon) + tilt**2 * float(m @ m) / (2.0 * s * s))
 
 
-def largest_tilt_upwards(columns: Columns, s: float, epsilon: float) -> float:
-    """The tilt with the least `most_upwards`; none where it is not above zero."""
-    return 0.5 * (epsilon * 2.0 * s * s / float(columns.norms_squared.max()) - 1.0)
+def tightest_tilt_upwards(columns: Columns, s: float, epsilon: float) -> float:
+    """The tilt with the least `most_upwards`."""
+    n = float(columns.norms_squared.max()) / (2.0 * s * s)
+    low, high = 0.0, 1e4
+    for _ in range(60):  # of a derivative that grows with the tilt
+        middle = 0.5 * (low + high)
+        slope = (1.0 + 2.0 * middle) * n - epsilon + math.log(middle / (1.0 + middle))
+        low, high = (low, middle) if slope > 0.0 else (middle, high)
+    return low
 
 
-def largest_tilt_downwards(columns: Columns, s: float, epsilon: float) -> float:
-    """The tilt with the least `most_downwards`; none where it is not above zero."""
+def tightest_tilt_downwards(columns: Columns, s: float, epsilon: float) -> float:
+    """The tilt with the least `most_downwards`."""
     m = columns.mean
-    return (epsilon * s * s - 0.5 * float(columns.norms_squared.mean())) / float(m @ m)
+    return max(0.0, (epsilon * s * s - 0.5 * float(columns.norms_squared.mean())) / float(m @ m))
 
 
 def bounded_mean(values: Floats, most: float, failure: float, count: int | None = None) -> Bound:
@@ -161,11 +195,6 @@ def _entropy_bound(p: float, room: float) -> float:
         else:
             high = middle
     return high
-
-
-def _chunks(count: int, width: int) -> Sequence[int]:
-    size = max(1, min(count, _AT_ONCE // width))
-    return [min(size, count - first) for first in range(0, count, size)]
 
 
 def _log_mean_exp(a: Floats) -> Floats:

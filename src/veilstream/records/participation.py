@@ -14,6 +14,10 @@ MOST_TOGETHER = 256
 """Clients that a deployed learner stores in one write at most; a step has no more."""
 
 
+MOST_AT_ONCE = 512
+"""Clients of an epoch with a secret order that are written down in one write, before the first round."""
+
+
 class PastVisits(NamedTuple):
     """A client's visits so far, under one tag."""
 

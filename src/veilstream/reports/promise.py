@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TypedDict
 
-from veilstream.privacy.guarantee import Accounting, Guarantee, Neighbours
+from veilstream.privacy.guarantee import SECRET_ORDER_THEOREM, Accounting, Guarantee, Neighbours, SecretSteps
 
 
 class Promise(TypedDict):
@@ -66,8 +66,7 @@ def promise_of(guarantee: Guarantee | None, *, simulated: bool) -> Promise:
             "rounds a learner answers, and so that somebody was there, can be seen.",
             "The learner’s own machine: its administrator can see records, gradients and noise.",
             "A person who is a client of several learners: the promise is about one learner’s messages. "
-            f"With records at m learners, μ = {g.curve.mu:.4f} becomes √m times as large (1.41 times at "
-            "two), and ε grows with it.",
+            + _several_learners(g),
         ],
         "remarks": [text[:1].upper() + text[1:] + "." for text in g.remarks],
     }
@@ -105,11 +104,13 @@ def _rests(g: Guarantee, simulated: bool) -> list[str]:
         f"{g.mechanism.capitalize()} noise of standard deviation V = {g.noise_std:.6g}, "
         "which only the learner knows; the operating system draws it, and it is used once.",
         f"Sensitivity Δ = {_sensitivity(g)} = {g.sensitivity:.6g}, computed from the noise that runs{exact} "
-        f"μ = Δ/V = {g.curve.mu:.4f}.",
+        f"μ = Δ/V = {g.curve_if_order_known.mu:.4f}{_of_a_known_order(g)}.",
         f"Accounting: {_accounting(g)}.",
         f"Against {g.adversary}: one Gaussian mechanism C·G + ξ under adaptive continual "
         "release (lem-priv-analy; Denisov et al. 2022, Theorem 2.1), then post-processing.",
     ]
+    if g.secret is not None:
+        rests += _secret(g, g.secret)
     if g.arithmetic_mu:
         rests.append(
             f"Rounding and floating point are included: {g.arithmetic_mu:.2g} of μ, {g.arithmetic_delta:.2g} of δ."
@@ -117,6 +118,39 @@ def _rests(g: Guarantee, simulated: bool) -> list[str]:
     if simulated:
         rests.append("Here seeds made the noise, so this run itself protected no one.")
     return rests
+
+
+def _several_learners(g: Guarantee) -> str:
+    if g.secret is not None:
+        return "With records at m learners, each promises (ε, δ), and together they promise (m·ε, m·δ)."
+    return (
+        f"With records at m learners, μ = {g.curve.mu:.4f} becomes √m times as large (1.41 times at "
+        "two), and ε grows with it."
+    )
+
+
+def _of_a_known_order(g: Guarantee) -> str:
+    return "" if g.secret is None else ", as if everybody knew at which step a record is used"
+
+
+def _secret(g: Guarantee, secret: SecretSteps) -> list[str]:
+    """What a promise rests on beside noise where the order is secret."""
+    where = f"all {secret.among:,} steps" if secret.window is None else f"the {secret.among:,} steps of the next window"
+    return [
+        f"Every record is used at one of {where}, each as likely as any other, by a keyed choice (HMAC-SHA256) under a "
+        "secret of the epoch that nobody but the learner knows. The steps of all other records may be known. If the "
+        f"secret comes out, ε = {g.epsilon_if_order_known:.4g} at the same δ is left.",
+        f"The secret order’s theorem: {SECRET_ORDER_THEOREM}.",
+    ]
+
+
+def _secret_accounting(secret: SecretSteps) -> str:
+    if not secret.draws:
+        return "by the Gaussian mechanism’s own curve, which holds for a secret order, too; no more is known here"
+    return (
+        f"an upper bound on δ from {secret.draws:,} draws (seed {secret.seed}), wrong with probability at most "
+        f"{secret.failure_probability:.2g}, which is counted in δ"
+    )
 
 
 def _sensitivity(g: Guarantee) -> str:
@@ -149,6 +183,8 @@ def _leaves(g: Guarantee) -> list[str]:
 
 
 def _accounting(g: Guarantee) -> str:
+    if g.secret is not None:
+        return _secret_accounting(g.secret)
     if g.accounting is Accounting.ZCDP:
         return (
             "the paper’s, by zero-concentrated privacy, which is loose (exactly, this noise gives "

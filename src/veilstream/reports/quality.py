@@ -13,7 +13,12 @@ from veilstream.plans.records import label_unit
 from veilstream.reports.page_kit import Facts, Headline, Measure, Shade, Table, facts, measure
 from veilstream.runs.summary import HeldOut, MethodSummary, SimulationSummary
 
-ALWAYS = {"majority": "always the commonest label", "mean": "always the mean", "no_change": "repeating the last label"}
+ALWAYS = {
+    "majority": "always the commonest label",
+    "mean": "always the mean",
+    "no_change": "repeating the last label",
+    "learner's share": "each learner's label share",
+}
 """Predictions without a model, by their names in files."""
 
 SHARES = ("auc", "balanced_accuracy", "held_out_accuracy", "accuracy", "prequential_accuracy")
@@ -53,7 +58,10 @@ def against(better: bool | None) -> str:
 
 def named(name: str, told: Mapping[str, Any]) -> str:
     """A baseline of summary.json in words."""
-    return f"always “{told['label']}”" if "label" in told else ALWAYS[name]
+    if "label" in told:
+        return f"always “{told['label']}”"
+    kind, _, epsilon = name.partition(" @ ")
+    return f"noisy label count, ε = {epsilon}" if kind == "noisy count" else ALWAYS[name]
 
 
 def figure_names(unit: str | None) -> dict[str, str]:

@@ -70,6 +70,8 @@ class Comparators:
 def has_comparators(plan: Plan) -> bool:
     """Whether the least loss of a round can be computed for this task on these data."""
     kind = task_kind(plan.learning.task)
+    if plan.order == "secret":  # a round's clients are then those who chose it
+        return False
     return kind is not None and kind.comparator is not None and plan.data.kind in ("synthetic", "ripple")
 
 

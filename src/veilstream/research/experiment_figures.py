@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from veilstream.colours import colour_of
 from veilstream.research.error_figure import save_figure
 from veilstream.research.learning_figure import draw_curves, draw_run, legend_below, new_figure, plain_numbers
-from veilstream.research.streams_report import draw_streams
+from veilstream.research.streams_report import by_stream, draw_streams
 from veilstream.runs.folder import Run
 
 _CNN_ROWS = {
@@ -21,12 +21,13 @@ _CNN_ROWS = {
 }
 
 
-def draw_experiment(name: str, runs: Sequence[Run], folder: Path) -> list[Path]:
+def draw_experiment(name: str, runs_by_folder: Mapping[str, Run], folder: Path) -> list[Path]:
     """Draw an experiment's runs into its folder; returns the files."""
+    runs = list(runs_by_folder.values())
     if name == "logistic":
         return draw_run(runs[0])
     if name == "streams":
-        return draw_streams(runs, folder)
+        return draw_streams(by_stream(runs_by_folder), folder)
     figure = {"cnn": _cnn, "clip": _clip, "beyond": _beyond, "fair": _fair}[name](runs)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
@@ -122,20 +123,27 @@ def _beyond(runs: Sequence[Run]) -> Any:
 
 def _fair(runs: Sequence[Run]) -> Any:
     """A panel per budget, one line per method and number of releases, every seed a dot."""
-    rows: dict[float, list[tuple[str, str, list[float]]]] = {}
+    rows: dict[float, list[tuple[str, str | None, list[float]]]] = {}
+    budgets = {m["guarantee"]["epsilon"] for run in runs for m in run.summary["methods"].values() if m["guarantee"]}
     for run in runs:
         for name, method in run.summary["methods"].items():
             if method["mechanism"] is None:
                 continue
-            kind, _, epsilon = name.rpartition(" @ ")
-            label = f"{kind}, {run.plan.learning.rounds:,} releases"
+            kind, given = name.partition(" @ ")[0], name.partition(", ")[2]
+            label = f"{kind}, {run.plan.learning.rounds:,} {given or 'releases, its choice'}"
             row = (label, method["mechanism"], method["final"]["average_loss"]["seeds"])
-            rows.setdefault(float(epsilon), []).append(row)
+            rows.setdefault(method["guarantee"]["epsilon"], []).append(row)
+        for name, values in run.baselines("loss").items():
+            kind, _, budget = name.partition(" @ ")
+            label = f"{kind}, {run.plan.learning.rounds:,} releases" if budget else kind
+            for place in [float(budget)] if budget else budgets:
+                if budget or (run is runs[0] and kind == "learner's share"):
+                    rows.setdefault(place, []).append((label, None, np.nanmean(values, axis=1).tolist()))
     figure = new_figure(11.0, 0.26 * max(map(len, rows.values()), default=1) + 1.4)
     panels = figure.subplots(1, len(rows), squeeze=False)[0]
     for panel, (epsilon, found) in zip(panels, sorted(rows.items(), reverse=True), strict=True):
         for place, (_, mechanism, seeds) in enumerate(found):
-            colour = colour_of(mechanism)
+            colour = "#E69F00" if mechanism is None else colour_of(mechanism)
             panel.plot(seeds, [-place] * len(seeds), "o", color=colour, alpha=0.5, markersize=4)
             panel.plot(float(np.mean(seeds)), -place, "|", color=colour, markersize=14)
         places = [-place for place in range(len(found))]

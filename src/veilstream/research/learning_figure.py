@@ -5,7 +5,7 @@ Every band is mean ± one standard deviation over seeds. Methods without privacy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,18 @@ def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
     figure = new_figure(5.2 * len(panels) + 0.6, 3.6 * rows)
     axes = figure.subplots(rows, len(panels), squeeze=False, sharex=True, sharey="row")
     losses = run.history("loss")
+    beside = {c: run.baselines(c) for c in ("loss", "prequential_accuracy")} if run.has_baselines else {}
     for column, (title, names) in enumerate(panels.items()):
+        shown = _label_rules(beside.get("loss", {}), summary, names)
         if classifies:
             rounds, accuracy = run.held_out_accuracy()
             draw_curves(axes[0][column], np.array(rounds), accuracy, names, summary)
+            _draw_rules(axes[0][column], beside.get("prequential_accuracy", {}), shown)
             axes[0][column].set_title(title, fontsize="medium")
         below = axes[-1][column]
         running = {n: _so_far(v) for n, v in losses.items()}
         draw_curves(below, np.arange(1, summary["rounds"] + 1), running, names, summary)
+        _draw_rules(below, beside.get("loss", {}), shown)
         below.set_xlabel("round r")
         below.set_yscale("log")
         if not classifies:
@@ -47,6 +51,24 @@ def draw_run(run: Run, *, name: str = "learning") -> list[Path]:
     for path in paths:
         save_figure(figure, path, dpi=100)
     return paths
+
+
+_RULES = {"learner's share": "#E69F00", "noisy count": "#CC79A7"}
+"""Of labels alone, those that a model must beat."""
+
+
+def _label_rules(known: Mapping[str, Any], summary: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """The rules of a panel: each learner's label share, and the noisy count at the panel's budget."""
+    budgets = {promise["epsilon"] for n in names if (promise := summary["methods"][n]["guarantee"])}
+    wanted = ["learner's share", *(f"noisy count @ {epsilon:g}" for epsilon in budgets)]
+    return [name for name in wanted if name in known]
+
+
+def _draw_rules(axes: Any, values: Mapping[str, Any], shown: Sequence[str]) -> None:
+    """Averages so far, dash-dotted: on the clients met, of losses and of shares that are right."""
+    for name in shown:
+        kind, mean = name.partition(" @ ")[0], _so_far(values[name]).mean(axis=0)
+        axes.plot(np.arange(1, len(mean) + 1), mean, color=_RULES[kind], linestyle="-.", linewidth=1.2, label=kind)
 
 
 def draw_panel(run: Run, path: Path) -> Path:

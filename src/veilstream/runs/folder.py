@@ -320,6 +320,11 @@ class Run:
         return self._column("baselines.csv", column, None)
 
     @property
+    def has_baselines(self) -> bool:
+        """Whether predictions from labels alone were written beside the history."""
+        return (self.path / "baselines.csv").exists()
+
+    @property
     def has_held_out(self) -> bool:
         """Whether the run measured accuracy on clients who are never learned from."""
         return (self.path / "accuracy.csv").exists()

@@ -85,8 +85,9 @@ class SimulationSummary:
     main: MethodSummary  # the recommended method
     comparators: Sequence[str] | None  # remarks on the optima of regret; None where there is none
     baselines: Mapping[str, Mapping[str, float | str | None]] = field(default_factory=dict)
-    """Figures of "majority" (with its "label") or "mean", and of "no_change" where time matters; empty where nobody
-    is held out."""
+    """Figures of predictions without a model. On held-out records: "majority" (with its "label") or "mean", and
+    "no_change" where time matters. Of labels, as they came: "majority", "learner's share" and, at each budget,
+    "noisy count @ ε"."""
     held_out: HeldOut | None = None
     verdict: Verdict | None = None
     unit: str | None = None  # name of the column that is predicted, for a number

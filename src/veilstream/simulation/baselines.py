@@ -1,19 +1,16 @@
-"""What a simulation's accuracy is worth: three predictions that need no learning, or little of it.
+"""What labels alone say of a run's clients (`label_rules`): beside its methods in tables and figures.
 
-    majority    the class that this learner has met most often so far
-    no change   the class of the record that this learner met last
-    frozen      the noise-free model as it stood after the first twentieth of the rounds
+    majority            of all learners' labels so far
+    learner's share     of this learner's labels so far
+    last label          of this learner's record before
+    noisy count @ ε     a learner's labels, released as often as the models and at the same budget
 
-Every record is predicted before its label counts. None of them is private. Losses are in the units
-of the models': majority stands for the running shares of the classes, no change for the running
-share of repeats, each begun with one imagined record of every kind.
+The first three protect no one. A noisy count is as private as the models beside it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,129 +18,110 @@ from numpy.typing import NDArray
 
 from veilstream.errors import InputError
 from veilstream.files import write_file
-from veilstream.learning.tasks import Sample, Task
+from veilstream.learning.tasks import Task, TaskDetails
 from veilstream.plans.clients import stream_of
 from veilstream.plans.plan import Plan
-from veilstream.plans.prepare import prepare
 from veilstream.plans.tasks import task_of
-from veilstream.records.baselines import LabelBaselines
+from veilstream.privacy import Budget, Neighbours
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import history_csv
-from veilstream.simulation.engine import Simulation
-from veilstream.streams.pool import PoolStream
+from veilstream.simulation.label_rules import RulesFigures, last_label, learners_share, majority, noisy_count
+from veilstream.streams.pool import PoolStream, Stream
 
 Floats = NDArray[np.float64]
-
-BASELINES = ("majority", "no change", "frozen")
-FROZEN_SHARE = 0.05  # Of the rounds, that the frozen model learned in
-
-
-def frozen_rounds(rounds: int) -> int:
-    """After how many rounds the frozen model stands still."""
-    return max(1, math.ceil(FROZEN_SHARE * rounds))
+NOISY_COUNT = "noisy count @ "
+_MOST_NUMBERS = 2 * 10**8
+"""Features that are drawn again for the labels beside them: some seconds. Seeds beyond are left out."""
 
 
-def prequential_baselines(plan: Plan, task: Task, stream: PoolStream) -> dict[str, dict[str, Floats]]:
-    """Accuracy and loss of each baseline by round, on the first seed's clients; NaN where nobody was met."""
-    rounds = plan.learning.rounds
-    places = stream.indices(plan.run.first_seed, 0, rounds)
-    classes = sorted({float(target) for target in stream.targets})
-    labels = np.searchsorted(classes, stream.targets)
-    found = {name: _Cells(places.shape) for name in BASELINES}
-    for learner in range(stream.learners):
-        baselines, repeats, seen = LabelBaselines({str(c): 1 for c in range(len(classes))}, "0"), 1, 2
-        for r, p, record in _in_order(places[:, learner]):
-            label, share = str(labels[record]), repeats / seen
-            majority_loss = -math.log(baselines.counts[label] / sum(baselines.counts.values()))
-            right = baselines.take(label)
-            found["majority"].put((r, learner, p), right.majority, majority_loss)
-            repeat_loss = -math.log(share if right.no_change else (1 - share) / (len(classes) - 1))
-            found["no change"].put((r, learner, p), right.no_change, repeat_loss)
-            repeats, seen = repeats + right.no_change, seen + 1
-    _freeze(plan, task, stream, places, found["frozen"])
-    return {name: cells.by_round() for name, cells in found.items()}
+def label_figures(plan: Plan, task: Task, stream: Stream, seeds: Sequence[int]) -> dict[str, dict[str, Floats]]:
+    """Accuracy and loss (seeds, rounds) of each rule; of fewer seeds where clients are made up and many.
+
+    Nothing for a task without labels, for streams of a caller's own, and where learners miss rounds.
+    """
+    if not task.classifies or plan.data.kind == "custom" or plan.data.partial_attendance:
+        return {}
+    found: dict[str, list[RulesFigures]] = {}
+    for seed in seeds[: _affordable(plan, task, stream)]:
+        labels, classes = _labels(plan, task, stream, seed)
+        rules = {
+            "majority": majority(labels, classes),
+            "learner's share": learners_share(labels, classes),
+            "last label": last_label(labels, classes),
+        }
+        for name, budget in _budgets(plan):
+            rules[name] = noisy_count(
+                labels,
+                classes,
+                budget,
+                seed,
+                participation=plan.participation,
+                local_steps=plan.learning.local_steps,
+                neighbours=Neighbours.of(plan.neighbours),
+            )
+        for name, figures in rules.items():
+            found.setdefault(name, []).append(figures)
+    return {
+        name: {"accuracy": np.stack([f.accuracy for f in each]), "loss": np.stack([f.loss for f in each])}
+        for name, each in found.items()
+    }
 
 
-class _Cells:
-    """Right or wrong, and the loss, of every place; NaN where nobody was."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.right: Floats = np.full(shape, np.nan)
-        self.loss: Floats = np.full(shape, np.nan)
-
-    def put(self, place: Any, right: Any, loss: Any) -> None:
-        self.right[place], self.loss[place] = right, loss
-
-    def by_round(self) -> dict[str, Floats]:
-        return {"accuracy": _mean_of_rounds(self.right), "loss": _mean_of_rounds(self.loss)}
-
-
-def _mean_of_rounds(cells: Floats) -> Floats:
-    there = ~np.isnan(cells)
-    count = there.sum(axis=(1, 2))
-    total = np.where(there, cells, 0.0).sum(axis=(1, 2))
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def _in_order(places: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
-    for r, row in enumerate(places):
-        for p, record in enumerate(row):
-            if record >= 0:
-                yield r, p, int(record)
-
-
-def _freeze(plan: Plan, task: Task, stream: PoolStream, places: NDArray[np.int32], into: _Cells) -> None:
-    import jax
-
-    free = [method for method in plan.methods if method.kind == "noise-free"]
-    if not free:
-        raise InputError(
-            "methods",
-            [m.name for m in plan.methods],
-            "one of kind noise-free, which is frozen",
-            'add a method with kind = "noise-free"',
-        )
-    learned = frozen_rounds(plan.learning.rounds)
-    learning = dataclasses.replace(plan.learning, rounds=learned)
-    run = dataclasses.replace(plan.run, seeds=1, evaluate_every=learned)
-    short = dataclasses.replace(plan, learning=learning, run=run, methods=(free[0],))
-    simulation = Simulation(short, [prepare(short, free[0])], (plan.run.first_seed,), task=task, stream=stream)
-    while not simulation.done:
-        simulation.advance()
-    for r in range(learned):
-        into.put(
-            (r, slice(0, 1), slice(0, 1)),
-            float(simulation.history["accuracy"][0, 0, r]),
-            float(simulation.history["loss"][0, 0, r]),
-        )
-    model = simulation.models()[0, 0]
-
-    def judge(features: Any, target: Any) -> Any:
-        one = jax.vmap(lambda f, t: task.loss(model, Sample(f, t)))
-        return task.predict(model, features) == target, one(features, target)
-
-    later = places[learned:]
-    chosen = np.maximum(later, 0).ravel()
-    right, loss = jax.jit(judge)(stream.features[chosen], stream.targets[chosen])
-    there = later >= 0
-    for cells, values in ((into.right, right), (into.loss, loss)):
-        cells[learned:] = np.where(there, np.asarray(values, float).reshape(later.shape), np.nan)
+def label_means(plan: Plan, task: Task, stream: Stream, seeds: Sequence[int]) -> dict[str, dict[str, float]]:
+    """For summary.json: means over seeds and rounds."""
+    return {
+        name: {
+            "prequential_accuracy": float(np.nanmean(each["accuracy"])),
+            "average_loss": float(np.nanmean(each["loss"])),
+        }
+        for name, each in label_figures(plan, task, stream, seeds).items()
+        if not np.isnan(each["loss"]).all()
+    }
 
 
 def write_baselines(run: Run) -> None:
-    """Put baselines.csv into a run folder of a plan with records, unless it is there."""
+    """Put baselines.csv into a run folder of a plan with labels, unless it is there."""
     path = run.path / "baselines.csv"
     if path.exists():
         return
     plan = run.plan
-    stream = stream_of(plan)
-    if not isinstance(stream, PoolStream):
-        raise InputError("data.kind", plan.data.kind, "records of a table", 'kind = "table"')
-    found = prequential_baselines(plan, task_of(plan), stream)
+    seeds = list(range(plan.run.first_seed, plan.run.first_seed + plan.run.seeds))
+    found = label_figures(plan, task_of(plan), stream_of(plan), seeds)
+    if not found:
+        raise InputError("learning.task", plan.learning.task, "a task with labels", 'task = "logistic"')
+    seeds = seeds[: len(next(iter(found.values()))["loss"])]
     columns = {
-        column: np.stack([found[name][metric] for name in BASELINES])[:, None]
+        column: np.stack([each[metric] for each in found.values()])
         for metric, column in (("accuracy", "prequential_accuracy"), ("loss", "loss"))
     }
-    rounds = list(range(plan.learning.rounds))
-    table = history_csv(list(BASELINES), [plan.run.first_seed], columns, rounds)
+    table = history_csv(list(found), seeds, columns, list(range(plan.learning.rounds)))
     write_file(path, table, shared=True)
+
+
+def _budgets(plan: Plan) -> Iterator[tuple[str, Budget]]:
+    """Each budget of the plan's private methods, once."""
+    for budget in dict.fromkeys(plan.budget_of(m) for m in plan.methods if m.method.private):
+        yield f"{NOISY_COUNT}{budget.epsilon:g}", budget
+
+
+def _affordable(plan: Plan, task: Task, stream: Stream) -> int:
+    if isinstance(stream, PoolStream):
+        return 10
+    learning = plan.learning
+    clients = learning.rounds * learning.local_steps * learning.clients_per_step * learning.learners
+    return max(1, min(10, _MOST_NUMBERS // (clients * task.dim)))
+
+
+def _labels(plan: Plan, task: Task, stream: Stream, seed: int) -> tuple[NDArray[np.intp], int]:
+    """Places of the labels (rounds, learners, clients of a round), -1 for nobody; and how many labels there are."""
+    rounds, known = plan.learning.rounds, TaskDetails.of(task).labels
+    if isinstance(stream, PoolStream):
+        order = stream.indices(seed, 0, rounds)
+        targets: NDArray[Any] = np.asarray(stream.targets)[order]
+        there = order >= 0
+    else:
+        met = [stream.round(seed, r) for r in range(rounds)]
+        targets = np.stack([np.asarray(each.target) for each in met])
+        there = np.stack([np.ones_like(each.target) if each.present is None else each.present for each in met]) > 0
+    values = np.unique(targets[there]) if known is None else np.sort(np.asarray(known, np.float64))
+    return np.where(there, np.searchsorted(values, targets), -1), len(values)

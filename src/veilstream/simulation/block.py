@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from veilstream.learning.algorithm import StepRule, local_round, server_update
 from veilstream.learning.class_weights import ClassWeights
 from veilstream.learning.tasks import Sample, Task
@@ -61,6 +63,7 @@ class Block:
     weights: ClassWeights | None = None  # What a client's gradient counts, by its label
     telemetry: tuple[Telemetry, ...] = ()
     """Of each method, where clients contribute any; the same metrics, each with its own width."""
+    together: float | None = None  # What a step's sum is divided by; None for `clients`
 
     @property
     def telemetry_count(self) -> int:
@@ -121,7 +124,9 @@ class Block:
 
         def learner(x: Array, met: Sample, noise: Array, eta: Array, clip_norm: Array, width: Array) -> Array:
             told = replace(self.telemetry[0], width=width) if self.telemetry else None
-            rule = StepRule(clip_norm, self.projection_radius, self.unit_steps, self.gamma, told, self.weights)
+            rule = StepRule(
+                clip_norm, self.projection_radius, self.unit_steps, self.gamma, told, self.weights, self.together
+            )
             return local_round(self.task, rule, x, met, noise, eta)
 
         widths = jnp.array([t.width for t in self.telemetry] or [0.0] * len(x), x.dtype)
@@ -137,12 +142,11 @@ class Block:
             releases = schedule.weights[:, :, None] * releases
         releases, told = releases[..., : x.shape[-1]], releases[..., x.shape[-1] :]
         after = self._update(models, releases, size)
-        apart = [jnp.full_like(x[i], jnp.nan) if j is None else x[i] - x[j] for i, j in enumerate(self.twin)]
         measured = {
             "loss": loss,
             "accuracy": accuracy,
             "noise": self._noise_norm(unit_noise, noise_std, x, schedule.weights),
-            "distance": jnp.sqrt((jnp.stack(apart) ** 2).sum(axis=-1)),
+            "distance": self._distance(x),
         }
         if self.telemetry:
             measured["telemetry"] = told.mean(axis=2)
@@ -167,6 +171,15 @@ class Block:
         moved: Array = jax.vmap(seeds)(x, releases, size, memory, constants)
         return moved
 
+    def _distance(self, x: Array) -> Array:
+        """Of every method's models to its twin's, (methods, seeds); NaN where it has none."""
+        import jax.numpy as jnp
+
+        there = np.array([j is not None for j in self.twin])
+        other = np.array([j or 0 for j in self.twin])
+        apart = jnp.sqrt(((x - x[other]) ** 2).sum(axis=-1))
+        return jnp.where(there[:, None], apart, jnp.nan)
+
     def _by_step(self, clients: Sample) -> Sample:
         """(seeds, n, steps, clients of a step, ...)."""
         import jax
@@ -183,8 +196,9 @@ class Block:
         shape = (self.steps, x.shape[1], self.learners, x.shape[2] + self.telemetry_count)
         if not unit:
             return jnp.zeros((len(x), *shape), x.dtype)
-        each = [unit[m].reshape(shape) * std[i] for i, m in enumerate(self.mechanism_of)]
-        return jnp.stack(each)
+        which = np.array(self.mechanism_of)
+        every = jnp.stack([made.reshape(shape) for made in unit])
+        return every[which] * std.reshape(-1, *[1] * len(shape))
 
     def _noise_norm(self, unit: tuple[Array, ...], std: Array, x: Array, counted: Array | None) -> Array:
         """Norm of the noise in the averaged release that the model takes, (methods, seeds)."""
@@ -201,8 +215,7 @@ class Block:
                 each_learner = counted[:, :, None] * each_learner
             mean = jnp.matmul(weights, each_learner, precision="highest").sum(axis=0)
             norms.append(jnp.sqrt((mean**2).sum(axis=-1)))
-        each = [norms[m] * std[i] for i, m in enumerate(self.mechanism_of)]
-        return jnp.stack(each)
+        return jnp.stack(norms)[np.array(self.mechanism_of)] * std[:, None]
 
     def _measure(self, x: Array, clients: Sample) -> tuple[Array, Array]:
         import jax

@@ -29,6 +29,7 @@ from veilstream.simulation.memory import GroupSize, MemoryPlan, memory_plan
 from veilstream.simulation.noise_source import DeviceNoise, HostNoise, NoisePlace, OwnPaceNoise, noise_place_of
 from veilstream.simulation.records import ExpectedRecords, clients_of
 from veilstream.simulation.run_checkpoint import BatchState
+from veilstream.simulation.secret_order import SecretOrder, most_in_a_step
 from veilstream.simulation.telemetry import SimulatedTelemetry
 from veilstream.streams.pool import PoolStream, Stream
 
@@ -83,6 +84,8 @@ def memory_of(
         members = [prepared[i] for i in indices]
         states = tuple(m.program.state_size for m in _mechanisms(members)[0])
         steps, clients, *_ = members[0].shape
+        if plan.order == "secret":
+            clients = most_in_a_step(clients)
         groups.append(GroupSize(len(members), steps, clients, states))
     if isinstance(stream, PoolStream):
         record = stream.features.shape[1:]
@@ -113,6 +116,19 @@ class _Group:
     clip_norm: Float32s
     noise_std: Float32s
     run_block: Callable[..., Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, methods: list[int], members: list[Prepared], block: Block, noise: Any, run_block: Any) -> _Group:
+        empty = np.empty(0, np.float32)
+        group = cls(methods, members, block, noise, empty, empty, run_block)
+        group.take(members)
+        return group
+
+    def take(self, members: list[Prepared]) -> None:
+        """The numbers of these methods, which compiled code is given."""
+        self.prepared = members
+        self.clip_norm = np.array([p.rule.clip_norm for p in members], np.float32)
+        self.noise_std = np.array([p.noise_std for p in members], np.float32)
 
 
 @dataclass(frozen=True)
@@ -166,6 +182,8 @@ class Simulation:
         self.held_out_accuracy = np.full((*shape[:2], len(self.evaluated)), np.nan, np.float32)
         self._held_out = HeldOut(plan, self.task, self.stream, self.seeds, self._expected)
         self._pool = self._device_pool()
+        secretly = plan.order == "secret"
+        self._secret = SecretOrder(plan, self.stream, self.seeds, self._expected) if secretly else None
         self._groups = [self._group(indices) for indices in _by_shape(self._prepared)]
         self._position = self._start()
 
@@ -183,6 +201,9 @@ class Simulation:
 
         members = [self._prepared[i] for i in indices]
         steps, clients, unit_steps, gamma, forgets = members[0].shape
+        together = None
+        if self._secret is not None:
+            clients, together = self._secret.places, float(clients)
         learners = self.plan.learning.learners
         mechanisms, used = _mechanisms(members)
         block = Block(
@@ -199,27 +220,53 @@ class Simulation:
             forgetting=tuple(p.plan.forgetting for p in members) if forgets else (),
             weights=members[0].rule.weights,
             telemetry=tuple(t for p in members if (t := self.plan.telemetry_of(p.plan))),
+            together=together,
         )
-        width = learners * (self.task.dim + block.telemetry_count)
-        size = {"steps": steps, "dim": width, "rounds": self.block_rounds}
         noise: HostNoise | DeviceNoise
         run_block: Any = block.run
-        if self._attendance is not None:
-            noise = OwnPaceNoise(mechanisms, self.seeds, self._attendance, **size)
-        elif self.noise_place == "host":
-            noise = HostNoise(mechanisms, self.seeds, **size)
+        if self.noise_place == "host":
+            noise = self._host_noise(members, block)
         else:
-            noise = DeviceNoise(mechanisms, self.seeds, **size)
+            noise = DeviceNoise(mechanisms, self.seeds, **self._noise_size(block))
             run_block = _with_device_noise(block, noise)
-        return _Group(
-            indices,
-            members,
-            block,
-            noise,
-            np.array([p.rule.clip_norm for p in members], np.float32),
-            np.array([p.noise_std for p in members], np.float32),
-            jax.jit(run_block),
+        return _Group.of(indices, members, block, noise, jax.jit(run_block))
+
+    def _noise_size(self, block: Block) -> dict[str, int]:
+        width = self.plan.learning.learners * (self.task.dim + block.telemetry_count)
+        return {"steps": block.steps, "dim": width, "rounds": self.block_rounds}
+
+    def _host_noise(self, members: Sequence[Prepared], block: Block) -> HostNoise:
+        mechanisms, size = _mechanisms(members)[0], self._noise_size(block)
+        if self._attendance is not None:
+            one_clock = self.plan.trust is not None
+            return OwnPaceNoise(mechanisms, self.seeds, self._attendance, **size, one_clock=one_clock)
+        return HostNoise(mechanisms, self.seeds, **size)
+
+    def again(self, prepared: Sequence[Prepared]) -> None:
+        """Start over with other step sizes, clip norms, budgets or averages, without compiling again.
+
+        The new methods must have the old ones' shapes and recipes of noise, one by one.
+        """
+        alike = len(prepared) == len(self._prepared) and all(
+            new.shape == old.shape and new.recipe == old.recipe
+            for new, old in zip(prepared, self._prepared, strict=True)
         )
+        if not alike:
+            rule = "methods of the same shapes and recipes, in the same order"
+            raise InputError("prepared", [p.plan.name for p in prepared], rule, "make another Simulation")
+        self.close()
+        self._prepared, self._main = list(prepared), main_method(prepared)
+        for group in self._groups:
+            members = [self._prepared[i] for i in group.methods]
+            if _twins(members) != group.block.twin:
+                rule = "noise-free methods whose steps are the same methods' as before"
+                raise InputError("prepared", [p.plan.name for p in members], rule, "make another Simulation")
+            group.take(members)
+            if isinstance(group.noise, HostNoise):
+                group.noise = self._host_noise(members, group.block)
+        for figures in (*self.history.values(), self.held_out_accuracy):
+            figures[...] = np.nan
+        self._position = self._start()
 
     def _start(self) -> _Position:
         import jax.numpy as jnp
@@ -267,6 +314,8 @@ class Simulation:
         return Progress(first + count, self._catch_up(leave))
 
     def _clients(self, first: int, count: int) -> Any:
+        if self._secret is not None:
+            return self._secret.clients(first, count)
         if not isinstance(self.stream, PoolStream):
             return clients_of(self.stream, self.seeds, first, count, self._expected)
         each = [self.stream.indices(seed, first, count) for seed in self.seeds]

@@ -20,6 +20,7 @@ from veilstream.research.comparators import Comparators
 from veilstream.research.regret import average_regret
 from veilstream.runs.released_model import METHOD, ReleasedModel, packed
 from veilstream.runs.tables import history_csv
+from veilstream.simulation.baselines import label_means
 from veilstream.simulation.block import METRICS
 from veilstream.simulation.engine import evaluated_rounds
 from veilstream.simulation.final_figures import spread
@@ -105,7 +106,7 @@ class RunTables:
             "training_seconds": training_s,
             "main_method": main,
             "final": methods[main]["final"],
-            **judged.summary(chosen),
+            **self._beside(judged.summary(chosen), seeds, complete=complete),
             "comparators": _comparator_summary(solved),
             "data": self.stream.provenance,
             "records": self.stream.report.as_dict() if isinstance(self.stream, TableStream) else None,
@@ -114,6 +115,18 @@ class RunTables:
         if results.models is not None:
             write(self.folder / "models.npz", self._models(results.models, results))
         write_json(self.folder / "summary.json", summary)
+
+    def _beside(self, judged: dict[str, Any], seeds: list[int], *, complete: bool) -> dict[str, Any]:
+        """Judgements, with what labels alone say beside the baselines on held-out rows."""
+        if not complete:
+            return judged
+        found = label_means(self.plan, self.task, self.stream, seeds)
+        held_out: dict[str, dict[str, Any]] = judged["baselines"] or {}
+        if "no_change" in held_out:  # elsewhere records have no order
+            found["no_change"] = found.pop("last label", {})
+        found.pop("last label", None)
+        both = {name: held_out.get(name, {}) | found.get(name, {}) for name in dict.fromkeys([*held_out, *found])}
+        return judged | {"baselines": both or judged["baselines"]}
 
     def _models(self, models: NDArray[np.float32], results: Results) -> bytes:
         """The main method's model of the first seed as in every model's file, and those of all methods and seeds."""

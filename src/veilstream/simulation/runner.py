@@ -24,6 +24,7 @@ from veilstream.simulation.final_figures import FinalFigures
 from veilstream.simulation.noise_source import noise_place_of
 from veilstream.simulation.records import check_stream, check_task
 from veilstream.simulation.run_tables import RunTables, write, write_json
+from veilstream.simulation.secret_order import check_enough_records
 from veilstream.simulation.seed_batches import (
     Results,
     RunProgress,
@@ -112,6 +113,7 @@ def simulate(
     if task is not None:
         check_members(task)
     record = check_stream(plan, own_task, own_stream)
+    check_enough_records(plan, own_stream)
     if task is not None:
         check_task(task, record)
     start = None if kept_start(folder) is not None else starting_model(plan, own_task.dim)

@@ -14,6 +14,12 @@ learner k (α and β are variances, as in their text; their code takes them as s
 The features that a client shows are then scaled to norm `feature_norm` (default 1), each by itself,
 so that the logistic gradient is bounded by it without looking at anyone else's data.
 
+Two numbers of ours widen the recipe; its own are spread = 1, shared = 0. Clients lie `spread` times
+as far from their centre (Σ_jj = (spread·j^-0.6)²), since a learner whose clients crowd together has
+one label, and guessing it takes no learning. And a share of every learner's model may be the same for
+all: w_k = √shared·w + √(1 - shared)·w_k, with w ~ N(0, I_d), and c_k likewise; without it no model of
+all learners is much better than each learner's commonest label once clients spread.
+
 Drift rotates w_k towards a second model w'_k drawn likewise: "abrupt" switches over half-way,
 "gradual" turns from one to the other over the whole horizon, "seasonal" goes there and back
 `SEASONS` times.
@@ -51,6 +57,8 @@ class SyntheticStream:
     dim: int
     alpha: float = 0.1
     beta: float = 0.1
+    shared: float = 0.0
+    spread: float = 1.0
     feature_norm: float = 1.0
     drift: str = "none"
     targets: str = "labels"
@@ -66,8 +74,9 @@ class SyntheticStream:
     @property
     def provenance(self) -> str:
         """Where the data come from, for the run folder."""
+        widened = f"spread {self.spread:g}, shared {self.shared:g}, " if (self.spread, self.shared) != (1, 0) else ""
         return (
-            f"synthetic({self.alpha:g}, {self.beta:g}) after Li et al. 2020, binary labels, "
+            f"synthetic({self.alpha:g}, {self.beta:g}) after Li et al. 2020, binary labels, {widened}"
             f"features of norm {self.feature_norm:g}, drift {self.drift}"
         )
 
@@ -81,7 +90,11 @@ class SyntheticStream:
         centres = rng.normal(b[:, None], 1.0, (n, d))
         w = rng.normal(u[None, :, None], 1.0, (2, n, d))
         c = rng.normal(u[None, :], 1.0, (2, n))
-        scales: Floats = np.arange(1, d + 1, dtype=np.float64) ** -0.6
+        if self.shared:
+            own, common = np.sqrt(1.0 - self.shared), np.sqrt(self.shared)
+            w = own * w + common * rng.standard_normal((2, 1, d))
+            c = own * c + common * rng.standard_normal((2, 1))
+        scales: Floats = self.spread * np.arange(1, d + 1, dtype=np.float64) ** -0.6
         return w, c, centres, scales
 
     def _turn(self, round_: int) -> float:

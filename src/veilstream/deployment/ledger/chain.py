@@ -59,6 +59,8 @@ class Standing:
     """The last round that the server is known to have."""
     answered: str | None = None
     """Hash of the last message whose acknowledgement has a record."""
+    cleared: bool = False
+    """Whether what the last message says is part of a sum that was opened, so that the next begins at zero."""
 
     def after(self, kind: str, body: Body) -> Standing:
         """Where it stands after the next record."""
@@ -85,8 +87,15 @@ class Standing:
                 return replace(now, steps=now.steps + (body.steps or 1))
             case "message":
                 assert body.round is not None
-                sealed = replace(now, rounds=body.round + 1, message=body.hash)
+                sealed = replace(now, rounds=body.round + 1, message=body.hash, cleared=False)
                 return replace(sealed, sealed_model=now.pinned, pinned=None)
+            case "missed":
+                assert body.round is not None
+                assert body.steps is not None
+                later = replace(now, rounds=body.round + 1, message=body.hash, cleared=False)
+                return replace(later, steps=now.steps + body.steps, sealed_model=None)
+            case "opened":
+                return replace(now, cleared=now.cleared or bool(body.counted))
             case "ack":
                 assert body.round is not None
                 return replace(now._has(body.round), answered=body.hash)
@@ -148,6 +157,10 @@ class Body:
     """Of the round's message."""
     acknowledged: tuple[int, str] | None = None
     """Round and hash of the last message that the server says it has."""
+    attempt: int | None = None
+    """Which try to open a round's sum over learners."""
+    counted: bool | None = None
+    """Whether this learner's increment is part of the sum that was opened."""
     run: str | None = None
     followed: int | None = None
     study: bool | None = None

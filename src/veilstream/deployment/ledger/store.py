@@ -67,6 +67,8 @@ CRASH_POINTS = (
     "epoch-closed",
 )
 """Places between two durable writes (`Ledger.reached`)."""
+MASKING_CRASH_POINTS = ("masking-stored", "masking-witnessed")
+"""Those of what only masks write."""
 
 
 _MAKE_ROOM = (
@@ -320,7 +322,7 @@ class Ledger:
 
     @staticmethod
     def reached(point: str) -> None:
-        """One of `CRASH_POINTS`: does nothing. Tests that kill a process there replace it in it."""
+        """A crash point: does nothing. Tests that kill a process there replace it in it."""
 
     def witness(self) -> None:
         """Witness everything written so far; only then may anything leave."""

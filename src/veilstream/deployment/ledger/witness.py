@@ -15,7 +15,7 @@ learner; a record of several clients has an entry for each of them, in one appen
             16 bytes checksum
 
 A torn end (a cut while it was appended) is no evidence of anything and is dropped: what it would
-have witnessed was not yet let out. One append is about one record, and has at most `MOST_TOGETHER`
+have witnessed was not yet let out. One append is about one record, and has at most `MOST_AT_ONCE`
 entries, so as many may be torn; where one of them is there, the store must have its record, and
 completes the others when it is opened. Anything else that cannot be read is damage, and is refused: more
 entries than that, more than two at the end that are not simply empty, or more than the store has to
@@ -45,7 +45,7 @@ from veilstream.deployment.ledger.paths import WITNESS_MAGIC, identity
 from veilstream.deployment.ledger.visits import carried_tags
 from veilstream.errors import LedgerError, StoreBusy
 from veilstream.files import sync_directory, write_file
-from veilstream.records.participation import MOST_TOGETHER
+from veilstream.records.participation import MOST_AT_ONCE
 
 ENTRY_BYTES = 96
 _NO_TAG = bytes(32)
@@ -204,7 +204,7 @@ class Witness:
     def _find_end(self) -> Entry | None:
         size = os.fstat(self._handle).st_size
         whole = size - size % ENTRY_BYTES
-        start = max(ENTRY_BYTES, whole - (MOST_TOGETHER + 1) * ENTRY_BYTES)
+        start = max(ENTRY_BYTES, whole - (MOST_AT_ONCE + 1) * ENTRY_BYTES)
         data = self._read(start, whole - start)
         pieces = [data[at : at + ENTRY_BYTES] for at in range(0, len(data), ENTRY_BYTES)]
         found = [Entry.unpack(piece) for piece in pieces]
@@ -212,7 +212,7 @@ class Witness:
         kept = readable[-1] + 1 if readable else 0
         torn = pieces[kept:]
         with_content = sum(any(piece) for piece in torn)
-        if len(torn) > MOST_TOGETHER or with_content > _TORN_WITH_CONTENT:
+        if len(torn) > MOST_AT_ONCE or with_content > _TORN_WITH_CONTENT:
             raise self._damaged(f"in its last {len(torn)} entries")
         if kept:
             kept = self._before_hole(found[:kept], start)

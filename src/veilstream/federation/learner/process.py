@@ -245,7 +245,7 @@ class LearnerService:
             self.keys,
             daemon.handle,
             self.server,
-            dim=learner.task.dim,
+            dim=learner.terms.wire_dim,
             enrolled=learner.round > 0 or learner.epoch > 0,
             insecure=self.insecure,
             run_over=lambda: daemon.dismissed,

@@ -29,9 +29,10 @@ from veilstream.deployment.release import Release
 from veilstream.deployment.terms import SAME_TERMS, both_sides, differences
 from veilstream.errors import InputError, LedgerError, PrivacyError, ProtocolError, VeilstreamError
 from veilstream.federation.keys.identity import LearnerKeys
+from veilstream.federation.learner.masked_rounds import ANSWERS, KINDS, MaskedRounds
 from veilstream.federation.learner.source_round import offer_clients
 from veilstream.federation.learner.source_start import fit_source, least_clients, resume_source
-from veilstream.federation.protocol.messages import LONGEST_TEXT, Reply, Request, digest
+from veilstream.federation.protocol.messages import LONGEST_TEXT, Buffer, Reply, Request, digest
 from veilstream.federation.protocol.sizes import request_limit
 from veilstream.learning.tasks import Task
 from veilstream.plans.data_source import open_source
@@ -100,7 +101,10 @@ class Site:
         self.busy = threading.Lock()
         """Held while a request is answered: they are answered one after the other."""
         self._instance = secrets.token_hex(8)
-        self._limit = request_limit(learner.task.dim)
+        self._limit = request_limit(learner.terms.wire_dim)
+        self._masked: MaskedRounds | None = None
+        if learner.plan.trust is not None:
+            self._masked = MaskedRounds(learner, self.keys)
         self.dismissed = False
         """Whether the server has said since this start that the run is over."""
         self.failure: VeilstreamError | None = None
@@ -268,6 +272,13 @@ class Site:
         if (why := self._of_lost_epoch(request)) is not None:
             _log.debug("%s: the server asks who is here and goes on", why)
             return Reply("refusal", self.name, answers, {"why": why})
+        if (self._masked is None) != (request.kind == "round") or request.kind not in ("round", *KINDS):
+            raise ProtocolError(
+                f"a request of kind {request.kind!r} at a learner whose plan has another privacy.trust", SAME_TERMS
+            )
+        if self._masked is not None:
+            body = self._masked.answer(request, lambda r, model: self._masked_round(r, model, request, clients))
+            return Reply(ANSWERS[request.kind], self.name, answers, {}, body)
         release = self._release(request, clients)
         if release is None:
             return Reply("absent", self.name, answers)
@@ -368,9 +379,27 @@ class Site:
             clients.sealed()
             return release
 
+    def _masked_round(self, r: int, model: Buffer, request: Request, clients: Clients) -> None:
+        """Do the local part of a round that all learners share; without clients its noise alone."""
+        learner = self.learner
+        x = self._numbers(model, request)
+        with clients.turn(r):
+            learner.catch_up(r)
+            if learner.round > r:
+                return
+            if not learner.pinned:
+                learner.begin_round(r, x)
+            if clients.wait_here():
+                clients.take(r)
+            learner.seal_round()
+            clients.sealed()
+
     def _models(self, request: Request) -> NDArray[Any]:
         """x^r; the published model, where the request has one, is handed on."""
-        body = bytes(request.body)
+        return self._numbers(request.body, request)
+
+    def _numbers(self, content: Buffer, request: Request) -> NDArray[Any]:
+        body = bytes(content)
         if len(body) % 4:
             raise InputError("x", f"{len(body)} bytes", "float32 numbers", "check the server")
         x = np.frombuffer(body, "<f4")

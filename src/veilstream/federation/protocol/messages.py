@@ -38,6 +38,10 @@ LONGEST_TEXT = 2000
 
 Buffer = bytes | memoryview
 
+REQUESTS = ("enrol", "round", "end", "key", "keys", "mask", "set", "open", "void")
+MASKING_REPLIES = ("key", "keys", "masked", "signed", "opened", "voided")
+"""Without facts: what they say is in the body, in the words of `masking`."""
+
 MAGIC = b"VSM2"
 _SIGNATURE_BYTES = 64
 _HEAD = struct.Struct("<4sI")
@@ -52,7 +56,8 @@ class Request:
     """From the server to one learner."""
 
     kind: str
-    """"enrol", "round" or "end"."""
+    """"enrol", "round" or "end"; where only sums are seen, "key", "keys", "mask", "set", "open" and "void" (`masking`)
+    in the place of "round"."""
     run: str
     learner: str
     """To whom; "" in an enrolment or an end where the transport does not say who sits at a node."""
@@ -88,7 +93,7 @@ class Request:
         form = _Form("a request of unknown form", "check the server's version")
         head.setdefault("published", None)  # 0.6 had none, and its enrolments are kept in run folders
         form.fields(head, *(each.name for each in fields(cls)))
-        if head["kind"] not in ("enrol", "round", "end") or not isinstance(head["follows"], list):
+        if head["kind"] not in REQUESTS or not isinstance(head["follows"], list):
             raise form.error()
         return cls(
             head["kind"],
@@ -111,8 +116,8 @@ class Reply:
     """From a learner to the server."""
 
     kind: str
-    """"enrolled", "release", "absent", "ended" or "refusal". Absent: too few clients wait, and the
-    round was not begun; it has neither facts nor body."""
+    """"enrolled", "release", "absent", "ended" or "refusal", or one of `MASKING_REPLIES`. Absent: too few
+    clients wait, and the round was not begun; it has neither facts nor body."""
     learner: str
     answers: str
     """Hash of the request."""
@@ -226,6 +231,7 @@ _FACTS: dict[str, dict[str, Callable[[_Form, Any], Any]]] = {
     "absent": {},
     "ended": {"epoch": _Form.whole, "round": _Form.whole},
     "refusal": {"why": lambda form, value: form.text(value, LONGEST_TEXT)},
+    **{kind: {} for kind in MASKING_REPLIES},
 }
 
 

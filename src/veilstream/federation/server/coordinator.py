@@ -50,6 +50,9 @@ _LONGEST_LINE = 2000
 class Coordinator:
     """One run of the server, in one folder."""
 
+    for_sums = False
+    """Whether it is for plans under which only sums over learners are seen (`sum_coordinator`)."""
+
     def __init__(
         self,
         plan: Plan,
@@ -63,6 +66,13 @@ class Coordinator:
         watch: Callable[[Standing], None] = lambda _: None,
     ) -> None:
         """``among``: learners of the run before, who alone take part in this one; None where all who have keys do."""
+        if self.for_sums != (plan.trust is not None):
+            raise InputError(
+                "privacy.trust",
+                "each" if plan.trust is None else "sum",
+                "a server for it",
+                '`veilstream server` takes both; others only trust = "each"',
+            )
         self._plan, self._watch = plan, watch
         self.terms = Terms.of(plan, len(x0), task)
         n = plan.learning.learners
@@ -82,7 +92,7 @@ class Coordinator:
         self._files = RunFiles(folder, plan, self.terms, start)
         self.fold = self._files.open(x0, sorted(begun or keys.learners))
         self.models, self.run = self._files.models, self._files.run
-        self.server = Server.over(plan, self.terms, self.fold, keys, self.run, self._files.follows)
+        self.server = self._served()
         """What says and hears messages."""
         self.telemetry = self._files.telemetry
         """Private estimates so far (`TelemetryFiles.latest`); None where the plan has none."""
@@ -104,6 +114,10 @@ class Coordinator:
         for name in self.fold.seats.keys() - keys.learners.keys():
             if self.fold.seats[name].state != "void":
                 self.void(name, "its keys were removed")
+
+    def _served(self) -> Server:
+        """What says and hears messages."""
+        return Server.over(self._plan, self.terms, self.fold, self._keys, self.run, self._files.follows)
 
     @property
     def round(self) -> int:
@@ -406,7 +420,7 @@ class Coordinator:
         self._again_at[node] = time.monotonic() + _REFUSED_AGAIN_S
 
     def _close(self, here: OpenRound) -> None:
-        closed = self.server.close_round()
+        closed = self._closed()
         seconds = time.monotonic() - here.began
         self._files.close_round(self.fold, closed, seconds)
         self._published = self.fold.round
@@ -423,6 +437,10 @@ class Coordinator:
             )
         self._log_closed(closed, here)
         self._tell(closed, seconds)
+
+    def _closed(self) -> ClosedRound:
+        """The round that is over, and its model made."""
+        return self.server.close_round()
 
     def _log_closed(self, closed: ClosedRound, here: OpenRound) -> None:
         done, rounds = self.fold.round, self.terms.rounds

@@ -99,7 +99,7 @@ class ServerService:
 
         with ExitStack() as stack:
             stack.callback(lock_run(self.folder).close)
-            coordinator = Coordinator(
+            coordinator = _coordinator_for(self.plan)(
                 self.plan, x0, keys, self.folder, start=opening.start, among=opening.among, task=task, watch=moved
             )
             if self.roll_back is not None:
@@ -116,7 +116,7 @@ class ServerService:
             api = self._publish(coordinator, metrics, page, stack)
             if coordinator.finished and self.exit_when_done:
                 return coordinator
-            carrying = self._carrying(len(x0))
+            carrying = self._carrying(coordinator.terms.wire_dim)
             stack.callback(carrying.close)
             carrying.start()
             transport = CountedTransport(carrying, metrics)
@@ -176,3 +176,12 @@ class ServerService:
                 coordinator.after_end(transport)
         except KeyboardInterrupt:
             _log.info("stopped; the run is complete")
+
+
+def _coordinator_for(plan: Plan) -> type[Coordinator]:
+    """A server that sees each learner's sums loads no ciphers."""
+    if plan.trust is None:
+        return Coordinator
+    from veilstream.federation.server.sum_coordinator import SumCoordinator
+
+    return SumCoordinator

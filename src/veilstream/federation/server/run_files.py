@@ -19,6 +19,7 @@ from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, RunBusy, StorageError
 from veilstream.federation.protocol.fold import ClosedRound, FoldState, ServerFold
 from veilstream.federation.protocol.messages import Buffer
+from veilstream.federation.protocol.sum_fold import SumFold
 from veilstream.federation.server.checkpoint import (
     CHECKPOINT,
     MESSAGES,
@@ -83,6 +84,8 @@ class RunFiles:
         self._folder, self._plan, self._terms, self._start = folder, plan, terms, start
         self.models = ModelFile(folder / "models.f32", terms.dim)
         self.telemetry = TelemetryFiles.of(folder, plan, terms)
+        self.folder = folder
+        self._folds = ServerFold if plan.trust is None else SumFold
         self._digest = str(terms.settings["digest"])
         self._enrolled: dict[tuple[str, int], str] = {}  # lines of enrolments.csv since this start
 
@@ -108,7 +111,7 @@ class RunFiles:
         self.models.write(0, x0)
         self._messages = MessageFile(self._folder / MESSAGES, self._terms.release_dim, create=True)
         kept = {name: Slots(self._messages, i) for i, name in enumerate(learners)}
-        fold = ServerFold(self._terms, x0, learners, kept)
+        fold = self._folds(self._terms, x0, learners, kept)
         self._save(fold)
         return fold
 
@@ -148,7 +151,7 @@ class RunFiles:
         if self.telemetry is not None:
             self.telemetry.resume(position.round)
         state = FoldState(position.round, position.x, position.average, self.models.read(0))
-        fold = ServerFold.resumed(self._terms, state, dict(position.seats))
+        fold = self._folds.resumed(self._terms, state, dict(position.seats))
         for key, (was, now) in changes.items():  # of those that are not part of the terms
             self.record_operation(fold, "setting", key, f"{was} to {now}")
             _log.warning("%s is %s from here on (it was %s)", key, now, was)

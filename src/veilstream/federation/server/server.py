@@ -97,6 +97,8 @@ class Server:
     fold: ServerFold
     run: str
     """Its name: a learner's epoch belongs to one run."""
+    round_answers = _ANSWERS["round"]
+    """Kinds of replies that answer what is asked in a round."""
 
     def __init__(
         self,
@@ -108,6 +110,13 @@ class Server:
         start: NDArray[np.float32] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        if plan.trust is not None:
+            raise InputError(
+                "privacy.trust",
+                "sum",
+                '"each" for a Server in Python',
+                "`veilstream server` opens sums alone, over its own transport",
+            )
         task = task_of(plan) if task is None else task
         terms = Terms.of(plan, task.dim, task)
         known = server_keys(plan, keys, learners)
@@ -143,7 +152,7 @@ class Server:
     ) -> None:
         self.plan, self.terms, self.fold, self.run, self.follows = plan, terms, fold, run, follows
         self.keys, self._clock, self._settings = keys, clock, terms.settings
-        self.largest_reply = reply_limit(terms.release_dim)
+        self.largest_reply = reply_limit(max(terms.release_dim, terms.wire_dim))
         """Bytes of the largest message that is read."""
         self.seated: set[str] = set()
         """Learners that have enrolled and can be asked for rounds."""
@@ -383,7 +392,7 @@ class Server:
         if asked is not None:
             expected = _ANSWERS[asked.kind]
         else:
-            expected = _ANSWERS["round"] if reply.answers in self._outstanding[name] else ()
+            expected = self.round_answers if reply.answers in self._outstanding[name] else ()
         if reply.kind not in expected:
             raise ProtocolError(f"a reply from {name!r} to nothing that was asked", "an old message was sent again")
         return reply

@@ -1,0 +1,81 @@
+"""What a server that sees only sums keeps beside its checkpoint.
+
+    keys.bin      the run's list of keys, with the certificates of those who gave them
+    openings.bin  a certificate for every round: who was part of its sum, signed by those who opened it
+    masks.bin     the set that was named last, with the sum under its masks and the sealed shares
+
+A server that is killed asks for the same set again: the learners' answers are the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from veilstream.errors import InputError
+from veilstream.federation.masking.requests import KeysRequest
+from veilstream.federation.masking.statements import OpenCertificate
+from veilstream.files import sync_directory, write_file
+
+KEYS, OPENINGS, MASKS = MASKING_FILES = ("keys.bin", "openings.bin", "masks.bin")
+_LENGTH = struct.Struct("<I")
+
+
+class MaskingFiles:
+    """One run's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keys(self) -> KeysRequest | None:
+        """The list of keys; None before there is one."""
+        content = self._read(KEYS)
+        return None if content is None else KeysRequest.unpack(content)
+
+    def keep_keys(self, keys: KeysRequest) -> None:
+        """Durable when it returns."""
+        self._write(KEYS, keys.pack())
+
+    def masks(self) -> bytes | None:
+        """As `keep_masks` kept them."""
+        return self._read(MASKS)
+
+    def keep_masks(self, content: bytes) -> None:
+        """Durable when it returns."""
+        self._write(MASKS, content)
+
+    def openings(self) -> dict[int, OpenCertificate]:
+        """Certificates by round; what a kill cut short is not one."""
+        content, found, at = self._read(OPENINGS) or b"", {}, 0
+        while at + _LENGTH.size <= len(content):
+            end = at + _LENGTH.size + _LENGTH.unpack_from(content, at)[0]
+            if end > len(content):
+                break
+            certificate = OpenCertificate.unpack(content[at + _LENGTH.size : end])
+            found[certificate.opened.at.round] = certificate
+            at = end
+        if at < len(content):
+            with (self._folder / OPENINGS).open("r+b") as file:
+                file.truncate(at)
+        return found
+
+    def keep_opening(self, certificate: OpenCertificate) -> None:
+        """Durable when it returns."""
+        content = certificate.pack()
+        with (self._folder / OPENINGS).open("ab") as file:
+            file.write(_LENGTH.pack(len(content)) + content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InputError("run folder", str(self._folder / name), "a file that can be read", str(error)) from error
+
+    def _write(self, name: str, content: bytes) -> None:
+        write_file(self._folder / name, content)
+        sync_directory(self._folder)

@@ -1,0 +1,310 @@
+"""The server's side of the messages where only sums over learners are seen: what is asked, and what answers do.
+
+Enrolment, refusals and the end are the `Server`'s. A round has stages: masked messages are asked for (mask), the set of
+those that came is named and signed by all of it (set), and enough learners share (open). If somebody of the set does
+not sign, the attempt is given up (void), and the next one is without them. When to go from one stage to the next is
+the driver's (`sum_coordinator`); what must be durable before it is written by the methods that go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections import Counter
+from typing import Literal
+
+from veilstream.errors import ProtocolError, StorageError
+from veilstream.federation.masking.requests import KeysRequest, MaskRequest, VoidRequest
+from veilstream.federation.masking.rules import Rules
+from veilstream.federation.masking.server_side import MaskingServer, Opened
+from veilstream.federation.masking.statements import KeyList, KeyOffer, OpenCertificate, unpack_parts
+from veilstream.federation.protocol.fold import ClosedRound
+from veilstream.federation.protocol.messages import MASKING_REPLIES, Buffer, Reply, Request, body_hash, digest
+from veilstream.federation.protocol.sum_fold import SumFold
+from veilstream.federation.server.masking_files import MaskingFiles
+from veilstream.federation.server.server import Accepted, Server
+
+_log = logging.getLogger(__name__)
+
+Stage = Literal["mask", "set", "open", "void"]
+
+
+class SumServer(Server):
+    """One run's; made by `over`, then given its files (`resume`)."""
+
+    round_answers = (*MASKING_REPLIES, "refusal")
+    masks: MaskingServer | None
+    """None before the learners have agreed on keys."""
+
+    def resume(self, files: MaskingFiles) -> None:
+        """Go on where the run's files stand, or begin."""
+        trust = self.plan.trust
+        assert trust is not None
+        self.rules = Rules(trust.learners, trust.honest, trust.colluding)
+        self.stage: Stage = "mask"
+        self.masks = None
+        self.elsewhere: Counter[str] = Counter()
+        """Learners that have begun another epoch since the keys were agreed on."""
+        self._files = files
+        self._identities = {name: key.raw for name, key in self.keys.learners.items() if key is not None}
+        self._offers: dict[str, tuple[KeyOffer, bytes]] = {}
+        self._has_keys: set[str] = set()
+        self._last_masked: dict[str, int] = {}
+        """By learner: the round of which it may still wait to hear whether its message counted."""
+        self._opened_already: set[str] = set()
+        self._shared_body: tuple[tuple[int, ...], bytes, str, int | None] | None = None
+        self._keys_request = files.keys()
+        if self._keys_request is not None:
+            self._resume(self._keys_request)
+
+    def _resume(self, request: KeysRequest) -> None:
+        keys, dim, kept = KeyList.unpack(request.keys), self.terms.release_dim, self._files.masks()
+        for offer in keys.offers:  # those whose keys were removed are never asked
+            self._identities.setdefault(offer.name, bytes(32))
+        if kept is None:
+            self.masks = MaskingServer(self.rules, keys, self._identities, dim)
+        else:
+            self.masks = MaskingServer.unpack(kept, self.rules, self._identities, dim)
+        openings = self._files.openings()
+        while self.masks.round < self.fold.round:
+            if self.masks.round not in openings:
+                raise ProtocolError(
+                    f"the run's folder has no certificate of round {self.masks.round}",
+                    "put the whole folder back from one copy",
+                )
+            self.masks.moved_on(openings[self.masks.round])
+        self.masks.certificates |= {r: c for r, c in openings.items() if r < self.masks.round}
+        if self.masks.named is not None:
+            self._go_to("set")
+        self._note_masked()
+
+    @property
+    def sums(self) -> SumFold:
+        """The fold of sums."""
+        assert isinstance(self.fold, SumFold)
+        return self.fold
+
+    @property
+    def has_offered(self) -> frozenset[str]:
+        """Who has given a key, before they are agreed on."""
+        return frozenset(self._offers)
+
+    def _go_to(self, stage: Stage) -> None:
+        self.stage = stage
+        self._opened_already = set()
+
+    def _note_masked(self) -> None:
+        assert self.masks is not None
+        masks = self.masks
+        here = masks.masked if masks.named is None else masks.named.members
+        self.sums.masked(self.names(here))
+
+    def names(self, places: frozenset[int]) -> list[str]:
+        """Learners with these places in the list of keys."""
+        assert self.masks is not None
+        return [self.masks.keys.names[place] for place in sorted(places)]
+
+    # --- what is asked
+
+    def question(self, name: str) -> str | None:
+        """What this learner is to be asked now; None for nothing."""
+        masks, stage = self.masks, self.stage
+        if masks is None:
+            return None if name in self._offers else "key"
+        place = self._place_of(name)
+        if place is None:
+            return None
+        if name not in self._has_keys:
+            return "keys"
+        if stage == "mask":
+            return None if place in masks.masked else "mask"
+        assert masks.named is not None
+        if stage == "set":
+            return "set" if place in masks.named.members - masks.signed else None
+        if stage == "open" or name in self._opened_already:
+            return None if place in masks.openers else "open"
+        return None if place in masks.voided else "void"
+
+    def _place_of(self, name: str) -> int | None:
+        """Its place in the list of keys; None where it is not in it, or has begun another epoch since."""
+        assert self.masks is not None
+        keys = self.masks.keys
+        if name not in keys.names:
+            return None
+        place = keys.names.index(name)
+        if keys.offers[place].epoch != self.fold.seats[name].epoch:
+            self.elsewhere[name] += 1
+            return None
+        return place
+
+    def ask(self, name: str, kind: str) -> tuple[bytes, bytes]:
+        """A request's head and body."""
+        body, hashed, published = self._body_for(name, kind)
+        asked = Request(
+            kind,
+            self.run,
+            name,
+            secrets.token_hex(8),
+            self.fold.round,
+            time=int(self._clock()),
+            epoch=self.fold.seats[name].epoch,
+            published=published,
+        )
+        head = asked.sign_head(self.keys.identity, hashed)
+        self._outstanding[name].add(digest(head))
+        return head, body
+
+    def _body_for(self, name: str, kind: str) -> tuple[bytes, str, int | None]:
+        masks = self.masks
+        if kind == "key" or masks is None:
+            return b"", body_hash(b""), None
+        opened = self._proofs(name)
+        if kind == "mask":
+            about = (*(c.opened.at.round for c in opened), masks.at.round, masks.at.attempt)
+            if self._shared_body is None or self._shared_body[0] != about:  # most learners are sent the same bytes
+                _, model, _, published = self._round()
+                packed = MaskRequest(masks.at, opened, masks.proof, model).pack()
+                self._shared_body = about, packed, body_hash(packed), published
+            return self._shared_body[1:]
+        if kind == "keys":
+            assert self._keys_request is not None
+            body = self._keys_request.pack()
+        elif kind == "void":
+            body = VoidRequest(masks.at, opened, masks.proof).pack()
+        elif kind == "set":
+            body = masks.name().pack()
+        else:
+            place = self._place_of(name)
+            assert place is not None
+            body = masks.share_request(place, opened).pack()
+        return body, body_hash(body), None
+
+    def _proofs(self, name: str) -> tuple[OpenCertificate, ...]:
+        """Certificates that this learner may lack: of the last round, and of one whose outcome it waits for."""
+        assert self.masks is not None
+        known = self.masks.certificates
+        wanted = sorted({self._last_masked.get(name, self.masks.round - 1), self.masks.round - 1})
+        return tuple(known[r] for r in wanted if r in known)
+
+    # --- what comes back
+
+    def take(self, reply: Reply, sender: str | None = None) -> Accepted:
+        """Do what a reply says that `read` has checked."""
+        told = super().take(reply, sender)
+        if told.kind == "enrolled":
+            self._last_masked[told.learner] = reply.facts["round"] - 1
+            self._has_keys.discard(told.learner)
+        return told
+
+    def _release(self, reply: Reply) -> Accepted:
+        """One of the masking protocol's answers."""
+        name, masks = reply.learner, self.masks
+        self._outstanding[name].discard(reply.answers)
+        self.refusals.pop(name, None)
+        again = Accepted("repeated", name)
+        if reply.kind == "key":
+            self._take_offer(name, reply.body)
+            return again
+        place = None if masks is None else self._place_of(name)
+        if masks is None or place is None:
+            return again
+        if reply.kind == "keys":
+            self._has_keys.add(name)
+        elif reply.kind == "masked":
+            if masks.take_masked(place, reply.body):
+                self._last_masked[name] = masks.round
+                self._note_masked()
+                return Accepted("release", name)
+        elif masks.named is None:
+            return again  # of an attempt that is over
+        elif reply.kind == "signed":
+            masks.take_signed(place, reply.body)
+        elif reply.kind == "opened":
+            masks.take_shares(place, reply.body)
+        elif not reply.body:
+            self._opened_already.add(name)
+        else:
+            masks.take_void(place, bytes(reply.body))
+        return again
+
+    def _absent(self, reply: Reply) -> Accepted:
+        raise ProtocolError(f"learner {reply.learner!r} sits a round out, where its noise takes part anyhow", "")
+
+    def _take_offer(self, name: str, body: Buffer) -> None:
+        packed, certificate = unpack_parts(body, 2)
+        offer = KeyOffer.unpack(packed)
+        if (offer.name, offer.epoch) != (name, self.fold.seats[name].epoch):
+            raise ProtocolError(f"a key of {offer.name!r}, epoch {offer.epoch}, from learner {name!r}", "")
+        KeyList(self.run, (offer,)).check(self._identities, 1)
+        self._offers[name] = offer, bytes(certificate)
+
+    # --- from one stage to the next
+
+    def agree_on_keys(self) -> bool:
+        """Fix the list of keys, durably; False where too few have given theirs."""
+        names = sorted(self._offers)
+        if len(names) < self.rules.least or not self.rules.enough_core(len(names)):
+            return False
+        keys = KeyList(self.run, tuple(self._offers[name][0] for name in names))
+        self._keys_request = KeysRequest(keys.pack(), tuple(self._offers[name][1] for name in names))
+        self._files.keep_keys(self._keys_request)
+        self.masks = MaskingServer(self.rules, keys, self._identities, self.terms.release_dim)
+        _log.info("%d learners agree on keys; %d of them open a sum", len(names), self.rules.threshold)
+        return True
+
+    def name_set(self) -> bool:
+        """Name the set of all whose messages have come, durably; False where no honest learner would sign it."""
+        masks = self.masks
+        assert masks is not None
+        if not masks.enough(masks.masked):
+            return False
+        masks.name()
+        self._files.keep_masks(masks.pack())
+        self._go_to("set")
+        return True
+
+    def go_on(self) -> Opened | None:
+        """Go to the next stage if this one is done; the round's sum when it is opened.
+
+        Raises:
+            CannotUnmask: enough have shared, and some of it is wrong.
+
+        """
+        masks = self.masks
+        if masks is None or masks.named is None:
+            return None
+        if self.stage == "set" and masks.all_signed:
+            self._go_to("open")
+        if self.stage == "void" and masks.next_attempt():
+            self._note_masked()
+            self._go_to("mask")
+            return None
+        return masks.open() if self.stage != "set" and masks.can_open else None
+
+    def give_up(self) -> None:
+        """The set will not be signed by all: ask everybody to void the attempt."""
+        self._go_to("void")
+
+    def close_sum(self, result: Opened) -> ClosedRound:
+        """Make the next model of an opened sum; its certificate is durable first.
+
+        Raises:
+            StorageError: it could not be written.
+
+        """
+        certificate = result.certificate
+        try:
+            self._files.keep_opening(certificate)
+        except OSError as error:
+            raise StorageError(
+                f"the run's folder could not be written ({error})", "make room, and start the server again"
+            ) from error
+        proof = hashlib.sha256(certificate.opened.pack()).hexdigest()
+        self.sums.take_sum(self.names(result.members), result.total, proof)
+        closed = self.fold.close_round()
+        self._shared_body = None
+        for outstanding in self._outstanding.values():
+            outstanding.clear()
+        self._go_to("mask")
+        return closed

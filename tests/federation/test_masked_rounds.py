@@ -1,0 +1,112 @@
+"""Rounds in which the server sees only sums: real learners, stores and messages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.federation import DIM, World, plan_of, seeds_by_name
+from veilstream.deployment import terms
+from veilstream.deployment.ledger.inspect import verify
+from veilstream.errors import InputError, ProtocolError
+from veilstream.federation.server.coordinator import Coordinator
+from veilstream.federation.server.masking_files import MaskingFiles
+
+SUM = {"trust": "sum", "honest": 2, "epsilon": 4.0, "delta": 1e-3}
+ONE_STEP = {"local_steps": 1, "clients_per_step": 2}
+QUICK = {"quorum": 0.6, "deadline_s": 3.0, "grace_s": 0.3, "patience_s": 0.3}
+
+
+def sum_plan(rounds: int = 6, **changes):
+    return plan_of(
+        rounds,
+        learning=ONE_STEP | changes.pop("learning", {}),
+        privacy=SUM | changes.pop("privacy", {}),
+        federation=QUICK | changes.pop("federation", {}),
+        **changes,
+    )
+
+
+def run(world: World, until: int | None = None):
+    server = world.coordinator()
+    server.go(world.transport(), until=until)
+    return server
+
+
+def members(world: World) -> list[set[str]]:
+    """Who was part of each round's sum, by the certificates."""
+    files = MaskingFiles(world.root / "run")
+    names = sorted(world.names)
+    return [{names[k] for k in c.opened.members} for _, c in sorted(files.openings().items())]
+
+
+def ledger_model(world: World) -> np.ndarray:
+    """x as the learners' ledgers imply it: all that they sealed and that was opened."""
+    return world.model_by_ledgers()
+
+
+def test_masked_and_plain_federations_with_the_same_draws_give_one_model(tmp_path, monkeypatch):
+    seeds_by_name(monkeypatch)
+    summed = sum_plan()
+    known = terms.Terms.of(summed, DIM)
+    original = terms.calibrate_release
+
+    def same_noise(*args, **options):
+        options["trust"] = summed.trust
+        return original(*args, **options)
+
+    with World(tmp_path / "masked", summed) as world:
+        masked = run(world.start_all())
+    monkeypatch.setattr(terms, "calibrate_release", same_noise)
+    plain_plan = plan_of(6, learning=ONE_STEP, privacy={"trust": "each"}, federation=QUICK)
+    assert terms.Terms.of(plain_plan, DIM).noise_std == known.noise_std
+    with World(tmp_path / "plain", plain_plan) as world:
+        plain = run(world.start_all())
+    assert np.array_equal(masked.fold.x, plain.fold.x)
+    assert np.linalg.norm(masked.fold.x) > 0.0
+
+
+def test_a_learner_that_was_away_comes_back_with_the_noise_of_rounds_it_missed(tmp_path):
+    with World(tmp_path, sum_plan(8)).start_all() as world:
+        server = world.coordinator()
+        transport = world.transport()
+        server.go(transport, until=2)
+        world.stop("c")
+        server.go(transport, until=5)
+        world.start("c")
+        server.go(transport, until=8)
+        assert [len(each) for each in members(world)[:5]] == [3, 3, 2, 2, 2]
+        assert members(world)[-1] == {"a", "b", "c"}
+        total = sum(world.daemons[name].learner.increment(7).astype(object) for name in "abc")
+        assert server.fold.round == 8
+        assert len(total) == DIM
+    for name in "abc":
+        assert verify(world.store(name)).steps == 8
+
+
+def test_rounds_go_on_when_server_and_learners_start_again_between_any_two(tmp_path):
+    world = World(tmp_path, sum_plan(6)).start_all()
+    with world:
+        for until in range(1, 7):
+            server = run(world, until)
+            for name in world.names:
+                world.stop(name)
+                world.start(name)
+        assert server.finished
+        assert members(world) == [{"a", "b", "c"}] * 6
+
+
+def test_a_plain_server_refuses_a_plan_for_sums(tmp_path):
+    with World(tmp_path, sum_plan()) as world, pytest.raises(InputError, match=r"privacy\.trust"):
+        Coordinator(world.plan, np.zeros(DIM, np.float32), world.coordinator()._keys, tmp_path / "other")
+
+
+def test_a_learner_hands_out_no_message_of_its_own(tmp_path):
+    with World(tmp_path, sum_plan()).start_all() as world:
+        run(world, 1)
+        learner = world.daemons["a"].learner
+        for ask in (learner.sealed_release, learner.finish_round):
+            with pytest.raises(InputError, match=r"privacy\.trust"):
+                ask()
+        with pytest.raises(ProtocolError):
+            world.coordinator().fold.accept("a", b"")
