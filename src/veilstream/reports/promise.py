@@ -51,7 +51,7 @@ def promise_of(guarantee: Guarantee | None, *, simulated: bool) -> Promise:
         "symbols": f"ε = {epsilon}, δ = {delta}",
         "reach": _reach(g, simulated),
         "words": (
-            f"Someone who reads everything that {'leaves a learner' if g.trust is None else 'learners send'} in {steps}, "
+            f"Someone who reads everything that leaves {'a learner' if g.trust is None else 'learners'} in {steps}, "
             "and even chooses every next model, "
             f"can hardly tell your record from {swapped}: reading it makes no conclusion more than "
             f"e^ε = {_factor(g.epsilon)} times as likely, except with probability δ = {delta}. " + _whom_to_trust(g)
