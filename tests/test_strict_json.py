@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -52,9 +53,6 @@ def test_files_of_records_may_hold_what_python_writes_for_a_missing_number():
         read_json('{"a": NaN, "a": 1}', finite=False)
 
 
-DEEP = "[" * 5000 + "]" * 5000
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -64,9 +62,10 @@ DEEP = "[" * 5000 + "]" * 5000
         ('{"client": "a", "record": {"x": 1, "x": 2, "t": "x"}}', {"client": "a", "record": "x t"}),
     ],
 )
-def test_what_spoils_a_record_is_cut_out_of_it(text, value):
+@pytest.mark.parametrize("depth", [MOST_NESTED + 1, 900, 5000])
+def test_what_spoils_a_record_is_cut_out_of_it(text, value, depth):
     """The client and the other records of a list can still be told."""
-    found = read_values(text.replace("%s", DEEP).encode())
+    found, value = read_values(text.replace("%s", "[" * depth + "]" * depth).encode()), copy.deepcopy(value)
     requests = found if isinstance(found, list) else [found]
     for request, expected in zip(requests, value if isinstance(value, list) else [value], strict=True):
         if "record" in expected:

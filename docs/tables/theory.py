@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from tables.cells import Table, read_json
+import veilstream as vs
+from tables.cells import RESULTS, Table, read_json
 
 
 def _rows() -> list[dict[str, Any]]:
     return list(read_json("bounds.json")["rows"])
+
+
+def methods() -> Table:
+    """The six rows of the paper's table, from the block of code above them."""
+    page = (RESULTS.parent / "theory.md").read_text(encoding="utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "TableSetting" in block)
+    names: dict[str, Any] = {"vs": vs, "print": lambda *_: None}
+    exec(code, names)
+    shown = {
+        "ours, correlated": "dynamic | asm-noncvx",
+        "ours, independent": "dynamic | asm-noncvx",
+        "liu2023: independent, mini-batch": "static | convex",
+        "denisov2022: correlated, one machine": "static | convex",
+        "cdc2021: no noise, local steps": "static | convex",
+        "gao2018: no noise, normalised steps": "dynamic | weakly pseudo-convex",
+    }
+    rows = []
+    for (name, what), method in zip(shown.items(), vs.theory.COMPARED_METHODS.values(), strict=True):
+        regret, losses = what.split(" | ")
+        if not method.regret.startswith(regret):
+            raise ValueError(f"{name} has {method.regret} regret")
+        rate, bound = method.rate(names["setting"]), method.bound(names["setting"])
+        figures = (rate.noise, rate.total, bound.noise, bound.total)
+        rows.append([name, regret, losses, *(f"{figure:.3g}" for figure in figures)])
+    return Table(("row", "regret", "losses", "rate: noise", "rate", "bound: noise", "bound"), "lllrrrr", rows)
 
 
 def _digits(value: float, digits: int = 3) -> str:

@@ -75,10 +75,13 @@ def _parts_of(held: object) -> list[Any]:
 
 def _read_parts(text: str, levels: int) -> Any:
     try:
-        return read_json(text, parse_int=_any_whole, finite=False)
+        value = read_json(text, parse_int=_any_whole, finite=False)
+        if not is_nested_deep(value):
+            return value
     except _OnePartIsWrong:
-        if not levels:
-            return UNREADABLE
+        pass
+    if not levels:
+        return UNREADABLE
     parts = list(_cut(text))
     if levels == _LIST and len(parts) > _MOST_REQUESTS:
         return [UNREADABLE] * len(parts)

@@ -13,7 +13,7 @@ from rich.table import Table
 from veilstream.wording import counted, shown_lines
 
 if TYPE_CHECKING:
-    from veilstream.plans.comparison import Comparison, OtherOrder
+    from veilstream.plans.comparison import Comparison, OnlySums, OtherOrder
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -85,6 +85,8 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
         console.print("  in a plan: unbounded = true, and no mechanism")
     if comparison.other_order is not None:
         console.print(f"[bold]Order[/bold]  {_other_order(comparison, comparison.other_order)}")
+    if (sums := comparison.in_sums) is not None:
+        console.print(f"[bold]Sums[/bold]  {_only_sums(comparison, sums)}")
     _print_model(console, comparison)
     for way, relative in comparison.without_end.items():
         console.print(
@@ -112,6 +114,22 @@ def _other_order(comparison: Comparison, other: OtherOrder) -> str:
         f'privacy.order = "secret" would leave about {other.error_published:.3g} in what is published ({noise}): '
         f"{ratio:.2f}x the recommended. It is for records that lie there before an epoch begins, and the promise then "
         "rests on a secret, too."
+    )
+
+
+def _only_sums(comparison: Comparison, sums: OnlySums) -> str:
+    """What it gives that the server sees only sums over learners, in words."""
+    delta = comparison.setting.budget.delta
+    floor = f"whoever trusts no other learner has the floor, ({sums.floor_epsilon:.4g}, {delta:g})"
+    if comparison.setting.trust is not None:
+        return (
+            f"this promise counts on {counted(sums.honest, 'honest learner')} in every round, of which each adds "
+            f"1/√{sums.honest} of the noise; {floor}."
+        )
+    ratio = sums.error_published / comparison.recommended.error_published
+    return (
+        f'privacy.trust = "sum" with honest = {sums.honest} would leave {sums.error_published:.3g} in what is '
+        f"published: {ratio:.2f}x the recommended. It then counts on {sums.honest} learners; {floor}."
     )
 
 

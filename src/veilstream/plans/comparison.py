@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import SOLVED, effort, prepare, published_noise, recommended, warn_of_kept_noise
 from veilstream.plans.tasks import task_of
 from veilstream.privacy import Accounting, Budget, Guarantee, Neighbours, Order, calibrate
+from veilstream.privacy.guarantee import SumTrust
 from veilstream.privacy.secret_bands import banded_for_secret_order, bands_for_secret_order
 from veilstream.privacy.secret_order import rough_secret_noise
 from veilstream.privacy.telemetry import Telemetry
@@ -64,6 +65,7 @@ class Setting:
     telemetry: Telemetry | None = None  # its price is in every row's noise
     order: Order = Order.KNOWN
     window: int | None = None
+    trust: SumTrust | None = None
     workload: Workload | None = None  # what is published, if not the latest model at every round's end
     step_size: float | None = None  # η·η_g, to state noise in the model itself
     unbounded: bool = False  # only noise that goes on is then compared, and looked at at `horizon`
@@ -97,6 +99,7 @@ class Setting:
             telemetry=plan.telemetry_of(method),
             order=Order.of(plan.order),
             window=plan.window,
+            trust=plan.trust,
             workload=plan.workload_of(method),
             step_size=method.local_step_size * method.server_step_size,
             unbounded=plan.learning.unbounded,
@@ -185,6 +188,16 @@ class OtherOrder:
 
 
 @dataclass(frozen=True)
+class OnlySums:
+    """The same promise against a server that sees only sums over learners."""
+
+    honest: int
+    error_published: float
+    floor_epsilon: float
+    """What is left, at the same δ, for whoever trusts no other learner."""
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All rows, the recommended one first."""
 
@@ -209,6 +222,21 @@ class Comparison:
     def recommended(self) -> Row:
         """The mechanism to use."""
         return self.rows[0]
+
+    @property
+    def in_sums(self) -> OnlySums | None:
+        """The recommended noise where the server sees only sums over learners; None where a run can have none.
+
+        With the plan's own honest learners, or half of all where it counts on nobody.
+        """
+        s, best = self.setting, self.recommended
+        if s.learners < 2 or s.unbounded or s.local_steps != 1:
+            return None
+        trust = s.trust or SumTrust(learners=s.learners, honest=(s.learners + 1) // 2)
+        known = best.guarantee
+        gain = 1.0 if s.trust is not None else trust.gain
+        promised = replace(known, trust=trust, noise_std=known.noise_std / gain)
+        return OnlySums(trust.honest, best.error_published / gain, promised.floor_epsilon)
 
     @property
     def of_the_plan(self) -> tuple[str, Row] | None:
@@ -253,7 +281,9 @@ class Comparison:
                 "accounting": s.accounting.value,
                 "order": s.order.value,
                 "window": s.window,
+                "trust": None if s.trust is None else asdict(s.trust),
             },
+            "only_sums": None if self.in_sums is None else asdict(self.in_sums),
             "other_order": None if self.other_order is None else self.other_order.as_dict(),
             "workload": s.published.as_dict(),
             "model": {"step_size": s.step_size, "noise": self.recommended.model_noise, "reach": self.model_reach},
@@ -469,6 +499,7 @@ def _measure(factorization: Factorization, setting: Setting, baseline: Row | Non
         clients_per_step=setting.clients_per_step,
         order=setting.order,
         window=setting.window,
+        trust=setting.trust,
     )
     if std > _LARGEST_STD:
         raise InputError("noise std", std, f"<= {_LARGEST_STD:g}", "a larger ε, or a smaller clip_norm; try 1")

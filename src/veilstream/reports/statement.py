@@ -11,6 +11,7 @@ import html
 import re
 import textwrap
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -317,6 +318,8 @@ def _versions(run: Run) -> dict[str, str]:
 
 def _heads(run: Run, head: RunHead) -> list[str]:
     """Each learner's last accepted message, by its hash-chain link, in checkpoint and list of releases."""
+    if run.plan.trust is not None:
+        return _parts_in_sums(run, head)
     listed = _listed_releases(run.path / "releases.csv")
     lines = [f"{head.round:,} rounds are done."]
     for seat in sorted(head.seats, key=lambda seat: seat.name):
@@ -338,6 +341,33 @@ def _heads(run: Run, head: RunHead) -> list[str]:
             f"{seat.name}: epoch {seat.epoch}, {round_ + 1} rounds, ledger head {link}{excluded.get(seat.state, '')}"
         )
     return lines
+
+
+def _parts_in_sums(run: Run, head: RunHead) -> list[str]:
+    """Of each learner, how many opened sums it was part of, by the certificates that learners signed."""
+    from veilstream.federation.masking.statements import KeyList  # with ciphers, which other runs do not need
+    from veilstream.federation.server.masking_files import MaskingFiles
+
+    files = MaskingFiles(run.path)
+    kept, openings = files.keys(), files.openings()
+    missing = sorted(set(range(head.round)) - set(openings))
+    if missing or (head.round and kept is None):
+        raise InputError(
+            "run",
+            str(run.path / "openings.bin"),
+            f"a certificate of every round; round {missing[0] if missing else 0} has none",
+            "restore the whole folder from one copy",
+        )
+    names = () if kept is None else KeyList.unpack(kept.keys).names
+    parts = Counter(names[place] for r in range(head.round) for place in openings[r].opened.members)
+    core = frozenset(range(len(names)))
+    for r in range(head.round):
+        core &= openings[r].opened.members
+    lines = [
+        f"{head.round:,} rounds are done. Of each, one sum over learners was opened, and no learner's own message was "
+        f"ever seen; {len(core)} learners were part of all of them."
+    ]
+    return [*lines, *(f"{seat.name}: part of {parts[seat.name]:,} sums." for seat in head.seats)]
 
 
 _Releases = set[tuple[str, int, int, str]]

@@ -238,7 +238,8 @@ class Simulation:
     def _host_noise(self, members: Sequence[Prepared], block: Block) -> HostNoise:
         mechanisms, size = _mechanisms(members)[0], self._noise_size(block)
         if self._attendance is not None:
-            return OwnPaceNoise(mechanisms, self.seeds, self._attendance, **size)
+            one_clock = self.plan.trust is not None
+            return OwnPaceNoise(mechanisms, self.seeds, self._attendance, **size, one_clock=one_clock)
         return HostNoise(mechanisms, self.seeds, **size)
 
     def again(self, prepared: Sequence[Prepared]) -> None:

@@ -4,7 +4,8 @@ Increments have standard deviation one, for all seeds, learners and coordinates,
 at a time. Methods that differ only in budget, accounting, clip norm or step size share these draws.
 
 * `HostNoise` runs `NoiseStream` a block ahead in a thread of its own: the faster way on a CPU.
-* `OwnPaceNoise` has one stream a learner, which advances only in the rounds that it takes part in.
+* `OwnPaceNoise` has one stream a learner, which advances only in the rounds that it takes part in; where only sums over
+  learners are seen it advances with the others, and what it drew while away comes with its next round.
 * `DeviceNoise` runs the same programs inside the compiled block, with draws of `jax.random`
   addressed by (seed, mechanism, step), so one plan has the same draws on every device.
 """
@@ -124,7 +125,11 @@ class HostNoise:
 
 
 class OwnPaceNoise(HostNoise):
-    """Streams of single learners: a learner's k-th round has the k-th increments; zero where it is absent."""
+    """Streams of single learners: a learner's k-th round has the k-th increments; zero where it is absent.
+
+    With ``one_clock`` round r has the r-th increments for all, and those of rounds without a learner are added to its
+    next one, as learners do whose sums alone are seen.
+    """
 
     def __init__(
         self,
@@ -135,9 +140,11 @@ class OwnPaceNoise(HostNoise):
         steps: int,
         dim: int,
         rounds: int,
+        one_clock: bool = False,
     ) -> None:
         self._attendance = attendance
-        self._seeds = seeds
+        self._seeds, self._one_clock = seeds, one_clock
+        self._owed: dict[tuple[int, int, int], Float32s] = {}
         super().__init__(mechanisms, seeds, steps=steps, dim=dim, rounds=rounds)
 
     def _open(self, mechanisms: Sequence[Factorization], seeds: Sequence[int]) -> None:
@@ -160,11 +167,20 @@ class OwnPaceNoise(HostNoise):
         present = self._attendance.taking_part(self._seeds, self._round, count)
         n, steps = self._attendance.learners, self._steps
         made = []
-        for of_seeds in self._of_learners:
+        for place, of_seeds in enumerate(self._of_learners):
             block = np.zeros((count, steps, len(of_seeds), n, self._dim // n), np.float32)
             for s, streams in enumerate(of_seeds):
                 for learner, stream in enumerate(streams):
                     attended = np.flatnonzero(present[:, s, learner])
+                    if self._one_clock:
+                        owed = (place, s, learner)
+                        for r, drawn in enumerate(stream.take(count * steps).reshape(count, steps, stream.dim)):
+                            due = drawn + self._owed.pop(owed, np.zeros_like(drawn))
+                            if present[r, s, learner]:
+                                block[r, :, s, learner] = due
+                            else:
+                                self._owed[owed] = due
+                        continue
                     increments = stream.take(len(attended) * steps)
                     block[attended, :, s, learner] = increments.reshape(-1, steps, stream.dim)
             made.append(block.reshape(count, steps, len(of_seeds), self._dim))

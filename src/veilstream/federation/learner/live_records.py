@@ -73,11 +73,14 @@ class LiveRecords:
             raise RefusedRequest("expected a JSON object for each record")
         try:
             return self._encoded(said)
-        except RefusedRequest as refused:
-            who = self._who_takes_its_step(said)
-            if who is not None:
-                refused.record = replace(refused.record or Refusal("not readable"), client=who)
-            raise
+        except RefusedRequest as error:
+            refused = error
+        except Exception:  # whatever a value is
+            refused = RefusedRequest("record: it cannot be read", Refusal("not readable"))
+        who = self._who_takes_its_step(said)
+        if who is not None:
+            refused.record = replace(refused.record or Refusal("not readable"), client=who)
+        raise refused
 
     def _who_takes_its_step(self, said: Mapping[str, Any]) -> str | None:
         """The client of a refused record; a new one if no one person is named.

@@ -1,0 +1,184 @@
+"""What servers and learners may try where only sums are seen, over the messages that they really send.
+
+Attacks on the masking room alone are in `test_masking.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.federation.test_masked_rounds import members, run, sum_plan
+from tests.support.federation import Plain, World
+from veilstream.deployment.learner import Learner
+from veilstream.errors import LedgerError, ProtocolError
+from veilstream.federation.keys.new_keys import make_keys
+from veilstream.federation.keys.peers import PeerCertificates, own_certificate
+from veilstream.federation.masking.learner_side import MASKED_HEADER_BYTES
+from veilstream.federation.masking.requests import KeysRequest, MaskRequest
+from veilstream.federation.masking.statements import Attempt, KeyList, KeyOffer, unpack_parts
+from veilstream.federation.protocol.messages import Reply, Request, body_hash
+from veilstream.federation.server import sum_coordinator
+
+NAMES = ("a", "b", "c", "d")
+
+
+def four(rounds: int = 4, **changes):
+    return sum_plan(rounds, learning={"learners": 4}, **changes)
+
+
+def asked(world: World, name: str, kind: str, body: bytes = b"", *, round_: int = 0, run_: str = "run-1") -> Reply:
+    """What a learner answers a server that says just this."""
+    server = world.coordinator()._keys
+    learner = world.daemons[name].learner
+    request = Request(kind, learner.run or run_, name, os.urandom(4).hex(), round_, epoch=learner.epoch, body=body)
+    answer = world.handlers[name](request.sign(server.identity))
+    return Reply.read(answer, world.keys_of(name).identity.public)
+
+
+def twisted(world: World, name: str, change) -> None:
+    """From now on this learner's replies go through ``change(request, reply)``, which returns a reply or None."""
+    honest, identity = world.handlers[name], world.keys_of(name).identity
+
+    def handle(data: bytes) -> bytes:
+        request = Request.read(data, world.keys_of(name).server)
+        answer = honest(data)
+        reply = change(request, Reply.read(answer, identity.public))
+        return b"" if reply is None else reply.sign(identity)
+
+    world.handlers[name] = handle
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(sum_coordinator, "_SIGN_S", 0.5)
+    monkeypatch.setattr(sum_coordinator, "_AGAIN_S", 0.2)
+
+
+def test_a_learner_that_never_opens_is_not_missed(tmp_path, quick):
+    with World(tmp_path, four(), NAMES).start_all() as world:
+        twisted(world, "d", lambda request, reply: None if request.kind == "open" else reply)
+        assert run(world).finished
+        assert members(world) == [set(NAMES)] * 4
+
+
+def test_a_learner_that_never_signs_is_left_out_by_another_attempt(tmp_path, quick):
+    with World(tmp_path, four(2), NAMES).start_all() as world:
+        twisted(world, "d", lambda request, reply: None if request.kind == "set" and request.round == 1 else reply)
+        server = world.coordinator()
+        server.go(world.transport(), until=1)
+        # It masks again in every attempt; only who is away, or refuses, is left out for good.
+        twisted(world, "d", lambda request, reply: None if request.round == 1 and request.kind == "mask" else reply)
+        server.go(world.transport())
+        assert members(world) == [set(NAMES), {"a", "b", "c"}]
+
+
+def test_a_learner_that_masks_wrongly_costs_its_round_and_never_the_model(tmp_path, quick):
+    def garbled(request, reply):
+        if request.kind != "mask" or request.round != 1:
+            return reply
+        body = bytearray(reply.body)
+        body[MASKED_HEADER_BYTES + 6] ^= 0x40
+        return Reply(reply.kind, reply.learner, reply.answers, reply.facts, bytes(body), body_hash(bytes(body)))
+
+    with World(tmp_path, four(3), NAMES).start_all() as world:
+        twisted(world, "d", garbled)
+        server = world.coordinator()
+        server.go(world.transport(), until=1)
+        before = server.fold.x.copy()
+        server.go(world.transport(), until=2)
+        assert np.array_equal(server.fold.x, before)
+        assert any("the sum of round 1 was refused" in note for note in world.notes)
+        server.go(world.transport())
+        assert not np.array_equal(server.fold.x, before)
+        assert np.linalg.norm(server.fold.x) < world.plan.learning.model_norm_cap
+
+
+def test_a_learner_that_begins_another_epoch_changes_no_key_and_waits_for_the_next_run(tmp_path, quick):
+    with World(tmp_path, four(4), NAMES).start_all() as world:
+        server = world.coordinator()
+        server.go(world.transport(), until=2)
+        world.daemons["d"].learner.end_epoch()
+        world.daemons["d"].learner.new_epoch()
+        server.go(world.transport())
+        assert members(world) == [set(NAMES)] * 2 + [{"a", "b", "c"}] * 2
+
+
+def test_a_restored_store_masks_and_opens_nothing(tmp_path):
+    with World(tmp_path, four(), NAMES).start_all() as world:
+        run(world, 1)
+        world.stop("d")
+        for file in world.store("d").parent.iterdir():
+            shutil.copy(file, tmp_path / f"copy-{file.name}")
+        world.start("d")
+        run(world, 2)
+        world.stop("d")
+        shutil.copy(tmp_path / "copy-store.db", world.store("d"))
+        with pytest.raises(LedgerError, match="old copy"):
+            Learner(world.plan, world.store("d"), Plain())
+        # With its witness restored too, what the others have signed gives it away.
+        for file in world.store("d").parent.iterdir():
+            if (copy := tmp_path / f"copy-{file.name}").exists():
+                shutil.copy(copy, file)
+        world.start("d")
+        server = world.coordinator()
+        proofs = tuple(server.server.masks.certificates[r] for r in (0, 1))
+        told = MaskRequest(Attempt(proofs[0].opened.at.keys, 2, 1), proofs, None, bytes(4 * Plain.dim))
+        reply = asked(world, "d", "mask", told.pack(), round_=2)
+        assert reply.kind == "refusal"
+        assert reply.facts["why"] == "it has stopped (its own log says why)"
+
+
+def test_a_server_that_asks_for_a_learners_own_round_is_refused(tmp_path):
+    with World(tmp_path, four(), NAMES).start_all() as world:
+        reply = asked(world, "a", "round", bytes(4 * Plain.dim))
+        assert reply.kind == "refusal"
+        assert "privacy.trust" in reply.facts["why"]
+
+
+def test_keys_that_the_server_makes_up_are_refused_by_the_ca(tmp_path):
+    make_keys(tmp_path / "other", ["127.0.0.1"], list(NAMES))
+    with World(tmp_path, four(), NAMES).start_all() as world:
+        offer = KeyOffer.unpack(unpack_parts(asked(world, "a", "key").body, 2)[0])
+        run_ = world.daemons["a"].learner.run
+        others = [KeyOffer(name, 0, os.urandom(32), bytes(64)) for name in "bcd"]
+        forged = tuple(own_certificate(tmp_path / "other/learners" / name) for name in NAMES)
+        reply = asked(world, "a", "keys", KeysRequest(KeyList(run_, (offer, *others)).pack(), forged).pack())
+        assert reply.kind == "refusal"
+        assert "did not sign" in reply.facts["why"]
+        known = PeerCertificates(tmp_path / "keys/learners/a")
+        with pytest.raises(ProtocolError, match="CA did not sign"):
+            known.identities(forged)
+        right = [own_certificate(tmp_path / "keys/learners" / name) for name in NAMES]
+        assert sorted(known.identities(right)) == sorted(NAMES)
+
+
+def test_a_round_that_comes_without_proof_of_the_one_before_spends_nothing(tmp_path):
+    with World(tmp_path, four(), NAMES).start_all() as world:
+        run(world, 2)
+        learner = world.daemons["a"].learner
+        digest = world.coordinator().server.masks.keys.digest()
+        told = MaskRequest(Attempt(digest, 3, 1), (), None, bytes(4 * Plain.dim))
+        before = learner.ledger.chain.length, learner.round
+        reply = asked(world, "a", "mask", told.pack(), round_=3)
+        assert "without proof" in reply.facts["why"]
+        assert (learner.ledger.chain.length, learner.round) == before
+
+
+def test_paused_or_without_clients_a_learner_takes_part_with_its_noise_alone(tmp_path):
+    class Nobody:
+        def ready(self, least, most, may_take):
+            return False
+
+        def serve(self, round_, observe, wanted):
+            raise AssertionError("nobody is offered")
+
+    with World(tmp_path, four(2), NAMES) as world:
+        for name in NAMES:
+            world.start(name, source=Nobody() if name == "d" else None)
+        assert run(world).finished
+        assert members(world) == [set(NAMES)] * 2
+        assert world.daemons["d"].learner.ledger.chain.standing.steps == 2
