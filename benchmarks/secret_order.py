@@ -27,13 +27,13 @@ from veilstream.learning.tasks import Logistic, Sample
 from veilstream.plans.data_source import open_file
 from veilstream.plans.plan import Plan
 
-COLUMNS, ROUNDS = 5, 100
+COLUMNS, ROUNDS, STEPS = 5, 100, 2000
 
 
-def plan_of(order: str, clients_per_step: int) -> Plan:
-    """One learner, a hundred rounds of one step."""
+def table_plan(rows: int) -> Plan:
+    """One learner beside a table, in a secret order."""
     return Plan(
-        learning={"rounds": ROUNDS, "learners": 1, "clients_per_step": clients_per_step},
+        learning={"rounds": STEPS, "learners": 1, "clients_per_step": -(-rows // STEPS)},
         data={
             "kind": "table",
             "client": "person",
@@ -42,7 +42,7 @@ def plan_of(order: str, clients_per_step: int) -> Plan:
             "bias": False,
             "features": tuple({"name": f"x{i}", "low": -1.0, "high": 1.0} for i in range(COLUMNS)),
         },
-        privacy={"epsilon": 2.0, "delta": 1e-3, "order": order},
+        privacy={"epsilon": 2.0, "delta": 1e-3, "order": "secret"},
         methods=[{"name": "ours", "mechanism": "independent", "step_size": 0.1}],
     )
 
@@ -74,7 +74,7 @@ def forget_peak() -> float:
 
 def index(folder: Path, data: Path, rows: int) -> dict[str, Any]:
     """One start of a learner beside the file; in a process of its own."""
-    plan = plan_of("secret", -(-rows // ROUNDS))
+    plan = table_plan(rows)
     with Learner(plan, folder / "index.db", Logistic(COLUMNS), create=True) as learner:
         before, began, used = forget_peak(), time.perf_counter(), time.process_time()
         told = learner.use_records(open_file(data, plan, whole=True))
@@ -153,7 +153,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=asked.dir) as name:
         folder = Path(name)
-        for dim, clients in ((100, 60), (7850, 60)):
+        for dim, clients in ((100, 60), (7850, 60)) if asked.seconds else ():
             print(json.dumps(turns(folder, dim, clients, asked.seconds)), flush=True)
         if asked.rows:
             write_rows(folder / "people.csv", asked.rows)

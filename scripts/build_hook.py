@@ -1,6 +1,7 @@
-"""Hatch's build hook: the wheel carries the charts' library and its licence.
+"""Hatch's build hook: sdist and wheel carry the charts' library and its licence.
 
-Where npm cannot fetch it the package is built without: reports then draw plainer charts.
+An sdist has it, so a wheel that is built from one needs no npm. From a checkout npm fetches it; where it cannot, the
+package is built without, and reports draw plainer charts.
 """
 
 from __future__ import annotations

@@ -166,11 +166,11 @@ def _note_records(learner: Learner, handle: int) -> None:
 
     take = Learner._take_records
 
-    def take_silently(self: Learner, order: EpochRecords, *_: Any) -> None:
+    def take_anew(self: Learner, order: EpochRecords) -> None:
         seen.clear()
-        take(self, order, lambda samples: seen.clear())
+        take(self, order)
 
-    EpochRecords.records, LocalRounds.noisy, Learner._take_records = records, noisy, take_silently
+    EpochRecords.records, LocalRounds.noisy, Learner._take_records = records, noisy, take_anew
 
 
 def _sabotage(kind: str, learner: Learner) -> None:

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 CLEAN = {name: held for name, held in os.environ.items() if name != "PYTHONPATH"}
 
 
-def ask(*command: object, cwd: Path) -> str:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=cwd, env=CLEAN)
+def ask(*command: object, cwd: Path, **more: str) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=cwd, env=CLEAN | more)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -36,12 +36,12 @@ def sdist(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory) -> Path:
-    """Built from the sdist alone."""
+    """Built from the sdist alone, without npm or a compiler."""
     out = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as archive:
         archive.extractall(out, filter="data")
     source = out / f"veilstream-{vs.__version__}"
-    ask(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", out, cwd=source)
+    ask(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", out, cwd=source, PATH=str(out))
     return out / f"veilstream-{vs.__version__}-py3-none-any.whl"
 
 
@@ -99,7 +99,10 @@ def test_the_wheel_holds_the_package_and_its_plans_alone(wheel):
     shipped = {Path(name).name for name in names if name.startswith("veilstream/_experiments/")}
     assert shipped == {path.name for path in (ROOT / "experiments").glob("*.toml")}
     source = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src").rglob("*.py")}
-    assert source == {name for name in names if name.endswith(".py")}
+    examples = "veilstream/_examples/"
+    assert source == {name for name in names if name.endswith(".py") and not name.startswith(examples)}
+    carried = {name.removeprefix(examples) for name in names if name.startswith(examples)}
+    assert all((ROOT / "examples" / name).is_file() for name in carried)
 
 
 def test_the_demo_runs_where_only_the_wheel_was_installed(environment, tmp_path):
@@ -115,7 +118,7 @@ def test_the_demo_runs_where_only_the_wheel_was_installed(environment, tmp_path)
 
 
 def test_the_wheel_carries_the_page_and_its_library_with_the_licence(wheel):
-    """Where npm can fetch it; the page's own parts are always there."""
+    """From the sdist, which has it where npm could fetch it; the page's own parts are always there."""
     names = set(zipfile.ZipFile(wheel).namelist())
     page = "veilstream/reports/page/"
     assert {page + own for own in ("template.html", "page.css", "page.js", "charts.js")} <= names

@@ -400,25 +400,18 @@ class Learner:
 
     @without_values
     @one_at_a_time
-    def take_round(self, told: Callable[[Sequence[Sample | None]], None] | None = None) -> None:
-        """Use the records whose secret steps are in the open round; `finish_round` does it if nobody has.
-
-        ``told`` is called with them, some at a time, when their steps are stored: for this machine only.
-        """
+    def take_round(self) -> None:
+        """Use the records whose secret steps are in the open round; `finish_round` does it if nobody has."""
         if self._records is None:
             raise InputError("privacy.order", "known", '"secret", where no caller says who comes', "observe_many(...)")
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
-        self._take_records(self._records, told)
+        self._take_records(self._records)
 
-    def _take_records(self, order: EpochRecords, told: Callable[[Sequence[Sample | None]], None] | None = None) -> None:
+    def _take_records(self, order: EpochRecords) -> None:
         while count := min(self.local.steps_wanted, self._steps_together):
-            first = self.local.step
             with self.epochs.whole_or_broken():
                 self._store_records(order, count)
-            if told is not None:
-                for samples in itertools.chain.from_iterable(map(order.records, range(first, first + count))):
-                    told(samples)
         self.steps.fill_up(self.local, order.most_a_round, self.terms.local_steps)
 
     def _refuse_own_order(self) -> None:

@@ -32,7 +32,7 @@ from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms import Factorization, Participation
 from veilstream.mechanisms.keystream import fresh_secret
 from veilstream.privacy.gradient_types import ClippedGradient, add_noise
-from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Order
+from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, Order
 from veilstream.privacy.noise_law import ReleaseNoise, calibrate_release
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.participation import MOST_TOGETHER, Epochs, spent
@@ -68,6 +68,7 @@ class StepTerms:
         participation: Participation,
         accounting: Accounting | str = Accounting.EXACT,
         order: Order | str = Order.KNOWN,
+        neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
         about: dict[str, Any],
     ) -> StepTerms:
         """Least noise that keeps the budget for steps of so many clients (`calibrate_release`)."""
@@ -82,6 +83,7 @@ class StepTerms:
             accounting=accounting,
             clients_per_step=clients_per_step,
             order=order,
+            neighbours=neighbours,
         )
         if 8 * dim * (noise.mechanism.program.state_size + 2) > _LARGEST_BLOB:
             raise InputError(
@@ -134,7 +136,7 @@ class Resumed(NamedTuple):
 class PrivateSteps:
     """Noisy mean gradients, one a step, through crashes. Open until `close`; a store has one at a time.
 
-    **Guarantees**: `guarantee` for every client's record (unit: one client's record; replace-one neighbours; the
+    **Guarantees**: `guarantee` for every client's record (unit: one client's record; the neighbours,
     participation and horizon that it names), against whoever sees all gradients that `take` returns and
     everything that is computed from them, and chooses each next model by them (adaptive continual release;
     lem-priv-analy with the law of `veilstream.privacy.grid_noise`). It presumes that clients' gradients

@@ -18,7 +18,7 @@ from veilstream.errors import HorizonExhausted, InputError, PrivacyError
 from veilstream.mechanisms import Factorization
 from veilstream.mechanisms.registry import build, takes
 from veilstream.privacy.gradient_types import ClippedGradient
-from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Order
+from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, Order
 from veilstream.privacy.tensor_clipping import TensorSum
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def make_private(
     witness: Path | str | None = None,
     microbatch: int | None = None,
     state_steps: int | None = 16,
-    order: str = "known",
+    order: Order | str = Order.KNOWN,
+    neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
     accounting: Accounting | str = Accounting.EXACT,
 ) -> PrivateTraining:
     """Make every `optimizer.step()` private: it moves the model by a clipped, noised mean gradient and nothing else.
@@ -64,10 +65,11 @@ def make_private(
     would have; a `loss.backward()` that the script still makes is dropped. One batch is one step.
 
     **Guarantees**: `private.guarantee`. *Unit*: one client's record (each index of the dataset is a client, unless
-    ``client`` says who it is of). *Neighbours*: replace-one. *Participation*: once in each of ``passes`` passes, one
-    pass apart, since every pass has the same batches; the ledger holds the script to it. *Horizon*: all steps of all
-    passes, over restarts. *Adversary*: whoever sees the model after every step and chooses what it is set to in
-    between (a federation's server, other sites), since all that a site sends is computed from noised gradients.
+    ``client`` says who it is of). *Neighbours*: replace-one by default. *Participation*: once in each of ``passes``
+    passes, one pass apart, since every pass has the same batches; the ledger holds the script to it. *Horizon*: all
+    steps of all passes, over restarts. *Adversary*: whoever sees the model after every step and chooses what it is
+    set to in between (a federation's server, other sites), since all that a site sends is computed from noised
+    gradients.
     *Theorem*: one Gaussian mechanism under adaptive continual release (lem-priv-analy), with the law of
     `veilstream.privacy.grid_noise`. It presumes that nothing else that is computed from records leaves the site
     (losses and accuracies on them are for this machine), and that no record is used in another store besides.
@@ -100,6 +102,7 @@ def make_private(
             for one pass: every record's batch is drawn by itself, so that batches have ``batch_size`` records on
             average, and hiding that takes less noise. The promise then rests on nobody outside the site learning it.
             Batches are filled up to one size with records whose gradients are dropped.
+        neighbours: "replace-one", or "zero-out" for the weaker promise that most libraries' ε is about.
         accounting: "exact", or "zcdp" as in the paper.
 
     Returns:
@@ -144,6 +147,7 @@ def make_private(
         participation=participation,
         accounting=accounting,
         order=order,
+        neighbours=neighbours,
         about={
             "parameters": {name: list(parameters[name].shape) for name in names},
             "records": records,

@@ -28,7 +28,7 @@ def chosen_plans(
         study: its name in the log.
         head: a plan of the same task and data; its methods are not used.
         changes: of keys, after everything else.
-        rounds: at most so many, for a quick try.
+        rounds: for a quick try: so many for all methods together, whatever they chose, of four clients each.
 
     """
     plan = Plan.load(head)
@@ -36,13 +36,13 @@ def chosen_plans(
     total = learning.rounds * learning.local_steps * learning.clients_per_step
     groups: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
     for row in _rows(study):
-        shape = int(row["clients"]), int(row["local_steps"])
+        shape = (int(row["clients"]), int(row["local_steps"])) if rounds is None else (4, 1)
         method = _method(row, learning.learners, at_once=row["held"])
         groups.setdefault(shape, {}).setdefault(method["name"], method)
     for (clients, steps), methods in sorted(groups.items()):
-        releases = total // clients
+        releases = total // clients if rounds is None else rounds
         made = {
-            "learning.rounds": releases if rounds is None else min(rounds, releases),
+            "learning.rounds": releases,
             "learning.local_steps": steps,
             "learning.clients_per_step": clients // steps,
             "run.evaluate_every": max(1, releases // 50),

@@ -46,6 +46,9 @@ _SURELY_WITHIN = 1e-9
 LARGEST = 2.0**62
 
 
+_FINEST = 2.0**31
+
+
 @dataclass(frozen=True)
 class Grid:
     """Multiples of ``step``, for gradients clipped to ``clip_norm``."""
@@ -58,7 +61,7 @@ class Grid:
         if math.frexp(self.step)[0] != 0.5:
             raise InputError("step", self.step, "a power of two", "use grid_for")
         checked_clip_norm(self.clip_norm)
-        if self.clip_norm / self.step > 2.0**31:
+        if self.clip_norm / self.step > _FINEST:
             raise InputError("step", self.step, "at least 2^-31 of the clip norm", "use grid_for")
 
     def gradient(self, clipped: Clipped, clients_per_step: int = 1) -> OnGrid:
@@ -114,4 +117,12 @@ def grid_for(clip_norm: float, noise_std: float, clients_per_step: int = 1) -> G
     std = positive_number("noise_std", noise_std, "take it from veilstream.calibrate")
     fine = math.floor(math.log2(bound / clients_per_step)) - 20
     coarse = math.ceil(math.log2(std)) - 18
-    return Grid(math.ldexp(1.0, max(fine, coarse)), bound)
+    step = math.ldexp(1.0, max(fine, coarse))
+    if bound / step > _FINEST:
+        raise InputError(
+            "clients_per_step",
+            clients_per_step,
+            f"so few that a step's noise is at least 2^-13 of the clip norm (it is {std / bound:.2g} of it)",
+            "fewer clients a step, in more steps",
+        )
+    return Grid(step, bound)

@@ -136,7 +136,7 @@ class Daemon:
                 self.account.observed(offered.sample, outcome.answer, used=outcome.used)
 
         if self.learner.order_is_secret:
-            self.learner.take_round(None if self.account is None else self.account.used)
+            self.learner.take_round()
         else:
             offer_clients(self.learner, self._source, round_, told)
         if self._closing.is_set():  # the next start does the rest of the round

@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,18 +137,13 @@ class LocalAccount:
                 self._predict()
 
     def wrote_down(self, found: Contents) -> None:
-        """Count the clients of an epoch whose order is secret, all at once: no count says what a round used."""
+        """Count the clients of an epoch whose order is secret, all at once.
+
+        Such records are not scored: a score by rounds says how many each had.
+        """
         self.counts.used += found.records - found.unusable
         self.counts.refused_steps += found.unusable
         self.counts.returning += found.again
-
-    def used(self, samples: Sequence[Sample | None]) -> None:
-        """Score the model on records that such a round used."""
-        for sample in samples:
-            if sample is not None:
-                self._waiting.append((np.asarray(sample.features), float(sample.target)))
-        if len(self._waiting) >= _AT_ONCE:
-            self._predict()
 
     def round_ends(self) -> None:
         """Count a round, before it is sealed: the steps that are left have no client."""
