@@ -2,7 +2,7 @@
 
     python -m experiments.workload_gains docs/results/workload_gains.json
 
-Half a minute on one core.
+Half a minute on a quiet core.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import fmean, stdev
 
-from tables.cells import Table, bold, mean, mean_error, read_csv
+from tables.cells import Table, bold, mean, mean_error, read_csv, read_json
 
 Seeds = dict[str, float]
 
@@ -155,3 +155,31 @@ def _interval(differences: list[float]) -> str:
         raise ValueError("Student's factor is that of ten seeds")
     half = 2.262 * stdev(differences) / len(differences) ** 0.5
     return f"{fmean(differences):+.3f} ± {half:.3f}"
+
+
+def gains() -> Table:
+    """Mean variance of what is published, with noise made for running sums and for it."""
+    names = {
+        "averaging": "`averaging = 3.0`",
+        "newest_weight": "`newest_weight = 0.05`",
+        "forgetting": "`forgetting = {}`",
+        "step_decay": "`step_decay = 0.5`",
+        "local_steps": "round ends, τ = 4",
+    }
+    rows = []
+    for row in read_json("workload_gains.json")["rows"]:
+        ((key, value),) = ((k, v) for k, v in row["setting"].items() if k != "horizon")
+        errors = [f"{row[name]:.2f}" for name in ("prefix", "toeplitz_normalised", "buffered")]
+        rows.append([str(row["setting"]["horizon"]), names[key].format(value), *errors, f"**{row['optimal']:.2f}**"])
+    return Table(
+        (
+            "T",
+            "what is published",
+            "made for running sums",
+            "`toeplitz_normalised`",
+            "`buffered` for it",
+            "`optimal` for it",
+        ),
+        "rlrrrr",
+        rows,
+    )
