@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import tomllib
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,3 +81,60 @@ def test_learners_are_named_where_nobody_else_listens_or_the_operator_says_so(ho
 
     made = _live((host, 8480), True, names=names)
     assert made.keywords == {"path": "/live", "named": named}
+
+
+def test_new_writes_a_flower_app_beside_the_plan(tmp_path):
+    done = veilstream("new", "my air", "--flower", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "flwr run ." in done.stdout
+    app = tomllib.loads((tmp_path / "my air/pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    for name, part in (("serverapp", "server_app"), ("clientapp", "client_app")):
+        assert app["components"][name] == f"my_air_app.{part}:app"
+        assert (tmp_path / f"my air/my_air_app/{part}.py").exists()
+    here = str(tmp_path / "my air")
+    assert {key: app["config"][key] for key in ("out", "sites", "records")} == {
+        key: f"{here}/{key}" for key in ("out", "sites", "records")
+    }
+    assert {path.stem for path in (tmp_path / "my air/records").iterdir()} == set(app["config"]["learners"].split(","))
+    assert veilstream("new", "my air", "--flower", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_flower_app_lets_nothing_but_releases_leave(tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+    from veilstream.plans.new_project import new_flower_app
+
+    new_flower_app(tmp_path / "leaks")
+    monkeypatch.syspath_prepend(str(tmp_path / "leaks"))
+    client_app = importlib.import_module("leaks_app.client_app")
+
+    def passes(**records) -> bool:
+        reply = SimpleNamespace(content=RecordDict(records), has_content=lambda: True)
+        return client_app.only_releases(None, None, lambda *_: reply) is reply
+
+    release = ConfigRecord({"reply": b"bytes"})
+    assert passes(veilstream=release)
+    for leak in (MetricRecord({"loss": 0.5}), MetricRecord({"num-examples": 12})):
+        with pytest.raises(ValueError, match=r"may not leave: \[telemetry\]"):
+            passes(veilstream=release, metrics=leak)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_goes_wrong_at_a_site_is_told_in_its_own_log_alone(tmp_path, monkeypatch, caplog):
+    """Flower sends the text of an exception to the server."""
+    pytest.importorskip("flwr")
+    from veilstream.plans.new_project import new_flower_app
+
+    new_flower_app(tmp_path / "fails")
+    monkeypatch.syspath_prepend(str(tmp_path / "fails"))
+    client_app = importlib.import_module("fails_app.client_app")
+    here = {"name": "north", "data": str(tmp_path / "secret.csv"), "store": str(tmp_path / "north.db")}
+    message = SimpleNamespace(content={"veilstream": {"request": b""}})
+    client_app.log.propagate = True
+    with pytest.raises(RuntimeError) as told:
+        client_app.answer(message, SimpleNamespace(node_config=here, run_config={}))
+    assert "secret.csv" not in str(told.value)
+    assert told.value.__cause__ is None
+    assert "secret.csv" in caplog.text

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
+import shutil
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -127,29 +126,34 @@ def test_flowers_simulation_engine(plan, keys, direct, tmp_path):
 
 
 @flower
-def test_flowers_deployment_although_a_supernode_is_killed(plan, keys, direct, tmp_path):
+def test_flowers_deployment(plan, keys, direct, tmp_path):
     """SuperLink and three SuperNodes with TLS, their own keys, and signed messages."""
     app = write_app(tmp_path / "app", plan, given=True, keys=str(keys / "server"), out=str(tmp_path / "out"))
     here = Flower(tmp_path / "flower", keys)
-
-    def start(place: int):
-        name = NAMES[place]
-        own = {"keys": str(keys / "learners" / name), "store": str(tmp_path / name / "store.db")}
-        return here.start_supernode(name, data=f"plan:{place}", new_store=True, **own)
-
     try:
         here.start()
-        nodes = [start(place) for place in range(3)]
-        run = here.submit(app)
-        until = time.monotonic() + 240.0
-        while not (tmp_path / "out/model.npz").exists():  # the first round is closed
-            assert time.monotonic() < until, here.logs()
-            time.sleep(0.2)
-        os.kill(nodes[1].pid, signal.SIGKILL)
-        time.sleep(1.0)
-        start(1)
-        here.wait(run, 400.0)
+        for place, name in enumerate(NAMES):
+            own = {"keys": str(keys / "learners" / name), "store": str(tmp_path / name / "store.db")}
+            here.start_supernode(name, data=f"plan:{place}", new_store=True, **own)
+        here.run(app, 400.0)
     finally:
         here.close()
     check(tmp_path / "out/model.npz", direct)
     assert {verify(tmp_path / name / "store.db").round for name in NAMES} == {ROUNDS}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nvflare") is None, reason="FLARE is not installed (extra flare)")
+def test_flares_simulator_with_three_sites(plan, direct, tmp_path):
+    shutil.copytree(ROOT / "examples/flare", tmp_path / "job")
+    script, given = tmp_path / "job/site_script.py", "from tests.support.given_sites import give\n\ngive()\n\n\n"
+    text = script.read_text()
+    assert "def open_site" in text
+    script.write_text(text.replace("def open_site", given + "def open_site"))
+    (tmp_path / "plan.toml").write_text(plan.to_toml())
+    settings = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "HOME": str(tmp_path)}
+    words = [tmp_path / "job/job.py", tmp_path / "plan.toml", tmp_path / "out", "--names", ",".join(NAMES)]
+    command = [str(word) for word in (sys.executable, *words)]
+    done = subprocess.run(command, env=settings, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert (tmp_path / "out/model.npz").exists(), done.stdout[-4000:] + done.stderr[-4000:]
+    check(tmp_path / "out/model.npz", direct)
+    assert {verify(tmp_path / "out/sites" / name / "store.db").round for name in NAMES} == {ROUNDS}

@@ -60,7 +60,7 @@ class Beside:
         with caplog.at_level(logging.WARNING), self.running():
             assert self.clients() == 0
         assert re.search(match, caplog.text), caplog.text
-        assert "stop now, before round 0" in caplog.text
+        assert "stop now, before their steps are spent" in caplog.text
 
     @contextmanager
     def running(self, **options):
@@ -109,8 +109,8 @@ def test_labels_that_the_plan_does_not_name(beside, caplog):
     beside.write(csv_of(rows_of(PEOPLE, lambda i: i % 2)))
     beside.warns_before_round_0(
         caplog,
-        r"40 of the next 40 records are refused \(40 in y: the label is none of the plan's; labels of the plan among "
-        r"the others: no 0, yes 0\).*`veilstream data check ",
+        r"of the next 40 records 40 cannot be used \(40 in y: the label is none of the plan's; labels of the plan "
+        r"among the others: no 0, yes 0\).*`veilstream data check ",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,22 +148,41 @@ def test_a_mask_that_is_put_on_and_taken_off_changes_nothing(numbers, seed):
     assert np.array_equal(as_units(words), np.array(numbers, np.int64))
 
 
-def test_a_masked_message_looks_like_uniform_words():
-    """Chi-square tests of bytes, of neighbouring bytes and of bits in a message of 2^20 words; false alarm 3e-6.
+@pytest.mark.parametrize(
+    ("messages", "dim"),
+    [(1, 1 << 18), pytest.param(100, 1_000_000, marks=pytest.mark.slow)],
+    ids=["short", "10^8 words"],
+)
+def test_masked_messages_look_like_uniform_words(messages, dim):
+    """Chi-square tests of bytes and of neighbouring bytes, and a count of ones in each bit; false alarm 1e-6 each.
 
-    The increment is as telling as can be: all zeros, from the same learner that a test before gave other numbers.
+    The increments are as telling as can be: the same numbers in every message, and nearly all of them small. Each
+    message is by itself: all but what one learner sent is thrown away.
     """
-    group = Group(Rules(3, 2, 0), 1 << 20)
-    group.steps = np.zeros((1, 3, 1 << 20), np.int64)
-    words = MaskedMessage.unpack(group.mask(0), 3).words
-    told = words.view(np.uint8)
-    counts = np.bincount(told, minlength=256)
-    pairs = np.bincount(told[:-1].astype(np.int64) * 256 + told[1:], minlength=1 << 16)
-    ones = sum(int(np.bitwise_count(words[k::8]).sum()) for k in range(8)) if hasattr(np, "bitwise_count") else None
+    group = Group(Rules(3, 2, 0), dim)
+    group.steps = np.full((1, 3, dim), 7, np.int64)
+    counts, pairs, ones, total = np.zeros(256, np.int64), np.zeros(1 << 16, np.int64), np.zeros(64, np.int64), 0
+    for attempt in range(1, messages + 1):
+        at = Attempt(group.keys.digest(), 0, attempt)
+        state = group.learners[0].state
+        state = replace(state, standing=replace(state.standing, masked=0, voided=attempt - 1))
+        group.learners[0].keep(state)
+        proof = None
+        if attempt > 1:
+            before = Attempt(at.keys, 0, attempt - 1)
+            signed = {k: group.learners[k].void(before)[1] for k in (1, 2)}
+            proof = VoidCertificate(before, Signatures(signed))
+        _, message = group.learners[0].mask(at, group.increment(0), proof)
+        words = MaskedMessage.unpack(message, 3).words
+        told = words.view(np.uint8)
+        counts += np.bincount(told, minlength=256)
+        pairs += np.bincount(told[0::2].astype(np.uint16) << 8 | told[1::2], minlength=1 << 16)
+        ones += [int((words >> np.uint64(k) & np.uint64(1)).sum()) for k in range(64)]
+        total += len(words)
     assert stats.chisquare(counts).pvalue > 1e-6
-    assert stats.chi2.sf(((pairs - pairs.mean()) ** 2 / pairs.mean()).sum(), (1 << 16) - 1) > 1e-6
-    if ones is not None:
-        assert abs(ones - 32 * len(words)) < 5 * np.sqrt(16 * len(words))
+    assert stats.chisquare(pairs).pvalue > 1e-6
+    assert (np.abs(ones - total / 2) < 5.7 * np.sqrt(total / 4)).all()  # 64 bits: Bonferroni at 1e-6
+    assert total == messages * dim
 
 
 def test_rounds_with_all_some_and_returning_learners_give_the_sums():
@@ -311,8 +331,6 @@ def test_a_key_of_small_order_is_refused():
         MaskingLearner(MaskingLearner.fresh(n, 0, "run", os.urandom), group.rules, group.signing[n].sign, os.urandom)
         for n in names
     ]
-    from dataclasses import replace
-
     bad = replace(fresh[1].offer(), key=bytes(32))
     bad = replace(bad, signature=group.signing[names[1]].sign(bad.signed_content("run")))
     keys = KeyList("run", (fresh[0].offer(), bad, fresh[2].offer()))

@@ -48,7 +48,7 @@ class Flower:
         flags = ["--simulation" if self._simulation else "--enable-supernode-auth"]
         child = self._start("flower-superlink", options, [*flags, "--disable-runtime-dependency-installation"])
         until = time.monotonic() + 90.0
-        while socket.socket().connect_ex(("127.0.0.1", self.port)):
+        while not _listens(self.port):
             assert child.running, self.logs()
             assert time.monotonic() < until, self.logs()
             time.sleep(0.1)
@@ -135,6 +135,11 @@ class Flower:
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def program(name: str) -> str:

@@ -7,6 +7,7 @@ A deployed SuperNode says where its things are, and it alone:
 with `keys="/srv/north/keys"` where messages are signed, and `new-store=true` at the first start.
 """
 
+import logging
 import secrets
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from flwr.clientapp import ClientApp
 
 import veilstream as vs
 
+log = logging.getLogger("flwr")
 PLAN = vs.Plan.load(Path(__file__).parents[1] / "plan.toml")
 
 
@@ -34,8 +36,12 @@ app = ClientApp(mods=[only_releases])
 @app.query()
 def answer(message: Message, context: Context) -> Message:
     """The reply to one request; the ledger is opened for it and closed."""
-    with open_site(context) as site:
-        reply = site.answer(message.content["veilstream"]["request"])
+    try:
+        with open_site(context) as site:
+            reply = site.answer(message.content["veilstream"]["request"])
+    except Exception as error:  # Flower would send its text, which might quote a record
+        log.error("veilstream: %s", error)
+        raise RuntimeError("the site could not answer; its own log says why") from None
     # The random bytes: Flower keeps equal records once, and forgets them with the first.
     record = ConfigRecord({"reply": reply, "nonce": secrets.token_bytes(16)})
     return Message(RecordDict({"veilstream": record}), reply_to=message)

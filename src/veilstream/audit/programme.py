@@ -59,6 +59,14 @@ def auditable(plan: Plan, *, full: bool = True) -> Plan:
     gradients as deployed, with the gamma of a task whose gradients nobody knows a bound of. Weights of labels only
     shorten gradients; the audit's have none, and so the full length.
     """
+    if plan.trust is not None:
+        raise InputError(
+            "privacy.trust",
+            "sum",
+            '"each" for an audit of one learner\'s messages, which never leave here',
+            "--set privacy.trust=each with the floor's epsilon audits each learner's own noise; `python -m "
+            "studies.sum_attack` attacks sums",
+        )
     plan = reduced(plan, full=full)
     learning = dataclasses.replace(
         plan.learning,

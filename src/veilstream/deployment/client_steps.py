@@ -226,11 +226,35 @@ class ClientSteps:
 
     def _share(self, local: LocalRounds, some: Sequence[Sample | None]) -> tuple[ClippedGradient, list[MetricValues]]:
         """What some clients contribute to a step, and their metrics."""
+        if self._hides_counts:
+            return self._hidden_share(local, some)
         raw, weights = self._weighted(self.gradients(local.model, some), some)
         if self._terms.gamma is None:  # normalised gradients are short, whatever a client has
             self.clipped += _longer(raw, self._terms.grid.clip_norm)
         share = local.clip(raw) if weights is None else local.clip(raw, weights)
         return share, self._metrics(local, some, raw)
+
+    def _hidden_share(
+        self, local: LocalRounds, some: Sequence[Sample | None]
+    ) -> tuple[ClippedGradient, list[MetricValues]]:
+        """The same, with as much work for every place, whether there is anybody or not: what is nobody's is dropped.
+
+        Everyone keeps their place, so that a record decides nothing about others' rows.
+        """
+        filled = [sample or self._blank for sample in some]
+        raw, weights = self._weighted(self.gradients(local.model, filled), filled)
+        rows, shares, there = raw.reveal(), [], np.array([sample is not None for sample in some], bool)
+        for part in (there, ~there):
+            own = RawGradient(rows[: len(some)][part] if part.any() else np.zeros((1, rows.shape[1]), np.float32))
+            kept = None if weights is None or not part.any() else weights[: len(some)][part]
+            shares.append(local.clip(own) if kept is None else local.clip(own, kept))
+            if part is there and self._terms.gamma is None:
+                self.clipped += _longer(own, self._terms.grid.clip_norm)
+        told = [self._told(local, sample, row) for sample, row in zip(filled, rows, strict=False)]
+        return shares[0], [values for values, mine in zip(told, there, strict=True) if mine and values is not None]
+
+    def _told(self, local: LocalRounds, sample: Sample, row: NDArray[Any]) -> MetricValues | None:
+        return None if self.telemetry is None else self.telemetry.values(local.begun, sample, RawGradient(row))
 
     def _weighted(self, raw: RawGradient, clients: Sequence[Sample | None]) -> tuple[RawGradient, Float32s | None]:
         """Gradients by their labels' weights; the weights themselves where gradients are normalised first."""
@@ -247,13 +271,8 @@ class ClientSteps:
     def _metrics(self, local: LocalRounds, clients: Sequence[Sample | None], raw: RawGradient) -> list[MetricValues]:
         if self.telemetry is None:
             return []
-        found = []
-        for sample, row in zip(clients, raw.reveal(), strict=False):
-            if sample:
-                found.append(self.telemetry.values(local.begun, sample, RawGradient(row)))
-            elif self._hides_counts:  # as much work, and dropped
-                self.telemetry.values(local.begun, self._blank, RawGradient(row))
-        return found
+        pairs = zip(clients, raw.reveal(), strict=False)
+        return [self.telemetry.values(local.begun, sample, RawGradient(row)) for sample, row in pairs if sample]
 
     def gradients(self, model: Hidden[Float32s], clients: Sequence[Sample | None]) -> RawGradient:
         """A row for each of these clients, zero where the record cannot be used; never raises."""

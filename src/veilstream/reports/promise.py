@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TypedDict
 
-from veilstream.privacy.guarantee import SECRET_ORDER_THEOREM, Accounting, Guarantee, Neighbours, SecretSteps
+from veilstream.privacy.guarantee import SECRET_ORDER_THEOREM, Accounting, Guarantee, Neighbours, SecretSteps, SumTrust
+from veilstream.wording import counted
 
 
 class Promise(TypedDict):
@@ -50,10 +51,10 @@ def promise_of(guarantee: Guarantee | None, *, simulated: bool) -> Promise:
         "symbols": f"ε = {epsilon}, δ = {delta}",
         "reach": _reach(g, simulated),
         "words": (
-            f"Someone who reads everything that leaves a learner in {steps}, and even chooses every next model, "
+            f"Someone who reads everything that leaves {'a learner' if g.trust is None else 'learners'} in {steps}, "
+            "and even chooses every next model, "
             f"can hardly tell your record from {swapped}: reading it makes no conclusion more than "
-            f"e^ε = {_factor(g.epsilon)} times as likely, except with probability δ = {delta}. "
-            "You need not trust the server."
+            f"e^ε = {_factor(g.epsilon)} times as likely, except with probability δ = {delta}. " + _whom_to_trust(g)
         ),
         "formula": (
             f"P[M(D) ∈ S] ≤ e^{epsilon} · P[M(D′) ∈ S] + {delta}   for all S, and all "
@@ -104,13 +105,15 @@ def _rests(g: Guarantee, simulated: bool) -> list[str]:
         f"{g.mechanism.capitalize()} noise of standard deviation V = {g.noise_std:.6g}, "
         "which only the learner knows; the operating system draws it, and it is used once.",
         f"Sensitivity Δ = {_sensitivity(g)} = {g.sensitivity:.6g}, computed from the noise that runs{exact} "
-        f"μ = Δ/V = {g.curve_if_order_known.mu:.4f}{_of_a_known_order(g)}.",
+        f"μ = {_noise_that_hides(g)} = {g.curve_if_order_known.mu:.4f}{_of_a_known_order(g)}.",
         f"Accounting: {_accounting(g)}.",
         f"Against {g.adversary}: one Gaussian mechanism C·G + ξ under adaptive continual "
         "release (lem-priv-analy; Denisov et al. 2022, Theorem 2.1), then post-processing.",
     ]
     if g.secret is not None:
         rests += _secret(g, g.secret)
+    if g.trust is not None:
+        rests.append(_floor(g, g.trust))
     if g.arithmetic_mu:
         rests.append(
             f"Rounding and floating point are included: {g.arithmetic_mu:.2g} of μ, {g.arithmetic_delta:.2g} of δ."
@@ -118,6 +121,31 @@ def _rests(g: Guarantee, simulated: bool) -> list[str]:
     if simulated:
         rests.append("Here seeds made the noise, so this run itself protected no one.")
     return rests
+
+
+def _whom_to_trust(g: Guarantee) -> str:
+    if g.trust is None:
+        return "You need not trust the server."
+    return (
+        f"You need not trust the server, but {counted(g.trust.honest, 'learner')} that took part in every round, your "
+        f"own among them: they must keep their noise and keys to themselves. If you trust none but your own, "
+        f"ε = {g.floor_epsilon:.4g} at the same δ is left (the floor)."
+    )
+
+
+def _noise_that_hides(g: Guarantee) -> str:
+    return "Δ/V" if g.trust is None else f"Δ/(V·√{g.trust.honest})"
+
+
+def _floor(g: Guarantee, trust: SumTrust) -> str:
+    told = f", and {counted(trust.colluding, 'learner')} may tell the server all they know" if trust.colluding else ""
+    return (
+        f"The server can open only the sum over learners of a round, once, and learners open none without "
+        f"{trust.honest} honest ones of every round before{told}. If all others collude, or the cryptography (X25519, "
+        f"AES-256, ChaCha20-Poly1305, Ed25519) is broken, each learner’s own noise V still gives its clients the "
+        f"floor: "
+        f"ε = {g.floor_epsilon:.4g} at the same δ."
+    )
 
 
 def _several_learners(g: Guarantee) -> str:
@@ -175,6 +203,8 @@ def _leaves(g: Guarantee) -> list[str]:
             "Noisy sums of clipped gradients and of telemetry, as further coordinates of the same sums under "
             f"the same noise and the same promise: {named}."
         )
+    if g.trust is not None:
+        sums += " Each leaves under masks: only their sum over learners is ever opened."
     return [
         f"{sums} Nothing else about any client: no record and no name.",
         "Records stay at the learner; gradients are discarded after one step.",

@@ -88,10 +88,10 @@ def check_first_records(source: TableSource, *, learner: str, rows: int = FIRST_
             each = (f"{label} {seen.labels[label]}" for label in source.schema.label.classes)
             labels = f"; labels of the plan among the others: {', '.join(each)}"
         _log.warning(
-            "%d of the next %d records are refused (%s%s). A refused record takes its client's step and teaches "
-            "nothing: if these are too many, stop now, before round 0, and mend the file or the plan; %s",
-            refused,
+            "of the next %d records %d cannot be used (%s%s). Such a record takes its client's step and teaches "
+            "nothing: if these are too many, stop now, before their steps are spent, and mend the file or the plan; %s",
             counts.rows,
+            refused,
             by_reason,
             labels,
             check,
