@@ -18,7 +18,6 @@ from veilstream.mechanisms import Workload
 
 SETTINGS: list[dict[str, Any]] = [
     {"horizon": 600, "averaging": 3.0},
-    {"horizon": 4000, "averaging": 3.0},
     {"horizon": 1024, "newest_weight": 0.05},
     {"horizon": 1024, "forgetting": 0.999},
     {"horizon": 1024, "forgetting": 0.99},
