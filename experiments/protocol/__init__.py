@@ -4,7 +4,7 @@
    clip norm, clients of a release (so how many releases), local steps, what is published, decay.
 2. A search (`search`) looks at a coarse grid, then walks from the best few settings to neighbours,
    one step in each dimension, until none is better: grids grow as far as that takes, so no chosen
-   setting lies at the edge of what was tried.
+   setting lies at the edge of what was tried. A limit of ours counts as an edge in the log.
 3. Settings are chosen on other people (real streams, MNIST) or other made-up worlds, and on other
    seeds, than the ten that are reported.
 4. Labels alone (`labels`) are methods too: the majority, running shares, and noisy counts at the

@@ -102,6 +102,13 @@ class Walk:
                 worse.append(name)
         return worse
 
+    @property
+    def edges(self) -> list[str]:
+        """Dimensions in which the best setting lies on an edge of the search; a limit of the data is none."""
+        least = self.limits.least_clients
+        cut = least > 1 and self.best.shape[0] == least and "clients" not in self.unsettled
+        return [*self.unsettled, *(["clients"] if cut else [])]
+
 
 def search(
     arms: Sequence[Arm],

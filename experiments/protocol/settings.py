@@ -23,7 +23,8 @@ class Limits:
     clients_per_step: int = 10**9
     """Most that a step may average: people who return must not meet themselves in it."""
     least_clients: int = 1
-    """Of a release: to solve for `optimal` noise at more releases takes too long."""
+    """Of a release: to solve for `optimal` noise at more releases takes too long. A limit of ours, so a choice that
+    lies at it lies on an edge."""
 
 
 @dataclass(frozen=True, order=True)

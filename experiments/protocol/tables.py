@@ -6,6 +6,7 @@ import csv
 import fcntl
 import io
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -38,8 +39,9 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> Differen
 def store(out: Path, kind: str, study: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Put a study's rows into the file of this kind, in place of those it had; studies may run side by side."""
     path = out / f"comparisons{kind and '-'}{kind}.csv"
-    with (out / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         others = [row for row in _read(path) if row["study"] != study]
         every = sorted([*others, *({"study": study} | row for row in rows)], key=lambda row: row["study"])
         names = list(dict.fromkeys(name for row in every for name in row))
@@ -48,6 +50,8 @@ def store(out: Path, kind: str, study: str, rows: Sequence[Mapping[str, Any]]) -
         writer.writeheader()
         writer.writerows(every)
         write_file(path, text.getvalue(), shared=True)
+    finally:
+        os.close(folder)
 
 
 def stored(out: Path, kind: str, study: str) -> list[dict[str, str]]:
@@ -122,7 +126,7 @@ def log_rows(walks: Mapping[Arm, Walk], seeds: int, learners: int) -> list[Row]:
             "held": held_text(arm),
             "settings": len(walk.found),
             "runs": len(walk.found) * seeds,
-            "edges": " ".join(walk.unsettled) or "none",
+            "edges": " ".join(walk.edges) or "none",
             "limits": " ".join(walk.at_limits),
             "found": f"{walk.found[walk.best]:.6g}",
         }

@@ -67,6 +67,7 @@ def test_what_is_held_stays_and_what_cannot_be_is_not_tried():
     free = walk[Arm("tree", 2.0)]
     assert free.best.shape[0] == 2
     assert "clients" in free.at_limits
+    assert free.edges == ["clients"]  # a limit of ours, not of the data
     assert max(p.shape[0] / p.shape[1] for p in free.found) <= 8
 
 
@@ -157,7 +158,10 @@ def stored(kind: str):
 
 
 def test_the_stored_log_follows_from_every_setting_tried():
-    """Chosen is the best of all that were tried, its neighbours were tried, and none is better: no edges."""
+    """Chosen is the best of all that were tried, its neighbours were tried, and none is better.
+
+    No choice lies on an edge but those of electricity at the most releases that we look at.
+    """
     tried: dict[str, list[dict[str, str]]] = {}
     for row in stored("-search"):
         tried.setdefault(row["study"], []).append(row)
@@ -171,7 +175,8 @@ def test_the_stored_log_follows_from_every_setting_tried():
             walk = Walk(study.limits, arm, study.gain, losses)
             row = log[name, arm.mechanism, arm.epsilon, tables.held_text(arm)]
             assert walk.unsettled == []
-            assert row["edges"] == "none"
+            at_our_limit = name == "electricity" and walk.best.shape[0] == 2
+            assert row["edges"] == ("clients" if at_our_limit else "none")
             assert int(row["settings"]) == len(losses)
             assert int(row["clients"]) == walk.best.shape[0]
             assert float(row["found"]) == pytest.approx(min(losses.values()), rel=1e-5)

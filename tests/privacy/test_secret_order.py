@@ -13,6 +13,7 @@ import veilstream as vs
 from veilstream.errors import InputError
 from veilstream.mechanisms import Workload, banded, from_strategy_matrix, independent
 from veilstream.mechanisms.columns import Columns, columns_of
+from veilstream.plans.comparison import Setting, compare
 from veilstream.plans.plan import Plan
 from veilstream.privacy.guarantee import Guarantee, Neighbours, SumTrust
 from veilstream.privacy.mixture_bounds import bounded_mean, draws_downwards, draws_upwards, most_downwards, most_upwards
@@ -283,3 +284,22 @@ def test_bands_follow_epsilon() -> None:
     w = Workload(horizon=40, local_steps=1)
     few, many = (bands_for_secret_order(vs.Budget(e, 1e-3), w, Neighbours.REPLACE_ONE) for e in (0.3, 6.0))
     assert few < many
+
+
+def test_a_comparison_says_what_the_other_order_would_give() -> None:
+    """Under both orders of one plan: what the one says of the other is what the other says of itself, roughly."""
+    plans = {order: Plan.parse(PLAN, {"privacy.order": order}) for order in ("known", "secret")}
+    found = {
+        order: compare(Setting.of(plan), ("banded", "buffered", "independent"), both_orders=True)
+        for order, plan in plans.items()
+    }
+    of_known, of_secret = found["known"].other_order, found["secret"].other_order
+    assert of_known is not None
+    assert of_secret is not None
+    rows = {row.mechanism: row for row in found["secret"].rows}
+    assert of_known.rough
+    assert of_known.bands == rows["banded"].bands
+    assert of_known.error_published == pytest.approx(rows["banded"].error_published, rel=0.1)
+    known = {row.mechanism: row for row in found["known"].rows}
+    assert of_secret.error_published == pytest.approx(known["buffered"].error_published)
+    assert found["secret"].as_dict()["other_order"]["order"] == "known"

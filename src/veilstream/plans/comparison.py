@@ -232,6 +232,8 @@ class Comparison:
         s, best = self.setting, self.recommended
         if s.learners < 2 or s.unbounded or s.local_steps != 1:
             return None
+        if s.order is Order.SECRET and s.trust is None:
+            return None  # its floor takes an accounting of its own
         trust = s.trust or SumTrust(learners=s.learners, honest=(s.learners + 1) // 2)
         known = best.guarantee
         gain = 1.0 if s.trust is not None else trust.gain
@@ -374,6 +376,8 @@ def other_order(setting: Setting) -> OtherOrder | None:
     mechanism = banded(setting.horizon, bands)
     norm = setting.clip_norm if setting.telemetry is None else setting.telemetry.release_norm(setting.clip_norm)
     std = rough_secret_noise(setting.budget, mechanism, setting.neighbours) * norm / setting.clients_per_step
+    if setting.trust is not None:
+        std /= setting.trust.gain
     published = published_noise(mechanism, std, w) / math.sqrt(setting.learners)
     return OtherOrder(order=Order.SECRET, mechanism=mechanism.name, bands=bands, error_published=published, rough=True)
 

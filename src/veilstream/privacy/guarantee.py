@@ -274,8 +274,10 @@ class Guarantee:
     @property
     def floor_epsilon(self) -> float:
         """The ε of one learner's own noise, at the same δ."""
-        if self.secret is not None:
-            return self.epsilon if self.secret.epsilon_floor is None else self.secret.epsilon_floor
+        if self.secret is not None and self.trust is None:
+            return self.epsilon
+        if self.secret is not None and self.secret.epsilon_floor is not None:
+            return self.secret.epsilon_floor
         return self.floor.epsilon(self.delta - self._tail(self.floor.epsilon(self.delta)))
 
     def _refuse_other_curves(self, name: str) -> None:

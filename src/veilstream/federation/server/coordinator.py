@@ -28,7 +28,8 @@ from veilstream.federation.repeated_lines import RepeatedLines
 from veilstream.federation.server.attendance import NO_CLIENTS, REFUSES, Absence, Attendance
 from veilstream.federation.server.open_round import Asked, OpenRound, Place, Standing
 from veilstream.federation.server.run_files import RunFiles, learners_of
-from veilstream.federation.server.server import Accepted, OtherTerms, Server, server_keys
+from veilstream.federation.server.run_start import server_keys
+from veilstream.federation.server.server import Accepted, OtherTerms, Server
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.wording import shown

@@ -28,6 +28,7 @@ from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.protocol.fold import FoldState, InFlight, InMemory, Seat, ServerFold
+from veilstream.federation.server.run_start import server_keys
 from veilstream.learning.tasks import Task
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
@@ -85,7 +86,7 @@ def unpack(
     clock: Callable[[], float],
 ) -> S:
     """See `Server.from_bytes`."""
-    from veilstream.federation.server.server import AskedPeer, server_keys
+    from veilstream.federation.server.server import AskedPeer
 
     head, numbers = _read(state)
     task = task_of(plan) if task is None else task
