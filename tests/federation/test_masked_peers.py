@@ -11,8 +11,8 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.federation.test_masked_rounds import members, run, sum_plan
-from tests.support.federation import Plain, World
+from tests.federation.test_masked_rounds import QUICK, SUM, members, run, sum_plan
+from tests.support.federation import Plain, World, csv_of, rows_of, table_plan_of
 from veilstream.deployment.learner import Learner
 from veilstream.errors import LedgerError, ProtocolError
 from veilstream.federation.keys.new_keys import make_keys
@@ -22,6 +22,7 @@ from veilstream.federation.masking.requests import KeysRequest, MaskRequest
 from veilstream.federation.masking.statements import Attempt, KeyList, KeyOffer, unpack_parts
 from veilstream.federation.protocol.messages import Reply, Request, body_hash
 from veilstream.federation.server import sum_coordinator
+from veilstream.plans.data_source import open_file
 
 NAMES = ("a", "b", "c", "d")
 
@@ -182,3 +183,27 @@ def test_paused_or_without_clients_a_learner_takes_part_with_its_noise_alone(tmp
         assert run(world).finished
         assert members(world) == [set(NAMES)] * 2
         assert world.daemons["d"].learner.ledger.chain.standing.steps == 2
+
+
+def test_under_a_secret_order_a_learner_that_was_left_out_carries_no_client_into_another_round(tmp_path, quick):
+    plan = table_plan_of(
+        6,
+        4,
+        learning={"local_steps": 1, "clients_per_step": 10},
+        privacy=SUM | {"order": "secret"},
+        federation=QUICK,
+        method={"mechanism": "independent"},
+    )
+    with World(tmp_path, plan, NAMES) as world:
+        for place, name in enumerate(NAMES):
+            path = tmp_path / f"{name}.csv"
+            path.write_text(csv_of(rows_of([f"p{place}-{i}" for i in range(60)])))
+            world.start(name, source=open_file(path, plan))
+        server = world.coordinator()
+        server.go(world.transport(), until=1)
+        assert world.daemons["d"].learner.ledger.chain.standing.unopened
+        twisted(world, "d", lambda request, reply: None if request.kind == "mask" and request.round == 1 else reply)
+        server.go(world.transport())
+        assert members(world) == [set(NAMES)] + [{"a", "b", "c"}] * 5
+        assert world.daemons["d"].learner.over
+        assert "d" in server.refused

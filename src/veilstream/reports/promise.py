@@ -127,8 +127,8 @@ def _whom_to_trust(g: Guarantee) -> str:
     if g.trust is None:
         return "You need not trust the server."
     return (
-        f"You need not trust the server, but {counted(g.trust.honest, 'learner')} that took part in every round, your "
-        f"own among them: they must keep their noise and keys to themselves. If you trust none but your own, "
+        f"You need not trust the server, but {counted(g.trust.honest, 'learner')} that take part in every round (your "
+        f"own may be one): they must keep their noise and keys to themselves. If you trust none but your own, "
         f"ε = {g.floor_epsilon:.4g} at the same δ is left (the floor)."
     )
 

@@ -61,6 +61,8 @@ class Standing:
     """Hash of the last message whose acknowledgement has a record."""
     cleared: bool = False
     """Whether what the last message says is part of a sum that was opened, so that the next begins at zero."""
+    unopened: bool = False
+    """Whether a round has been begun since, whose clients are part of no opened sum yet."""
 
     def after(self, kind: str, body: Body) -> Standing:
         """Where it stands after the next record."""
@@ -82,7 +84,7 @@ class Standing:
                 return replace(now, ordered=True)
             case "pin":
                 known = now if body.acknowledged is None else now._has(body.acknowledged[0])
-                return replace(known, pinned=body.x)
+                return replace(known, pinned=body.x, unopened=True)
             case "step" | "steps":
                 return replace(now, steps=now.steps + (body.steps or 1))
             case "message":
@@ -95,7 +97,8 @@ class Standing:
                 later = replace(now, rounds=body.round + 1, message=body.hash, cleared=False)
                 return replace(later, steps=now.steps + body.steps, sealed_model=None)
             case "opened":
-                return replace(now, cleared=now.cleared or bool(body.counted))
+                counted = bool(body.counted)
+                return replace(now, cleared=now.cleared or counted, unopened=now.unopened and not counted)
             case "ack":
                 assert body.round is not None
                 return replace(now._has(body.round), answered=body.hash)

@@ -104,11 +104,27 @@ class MaskedRounds:
         if masks.may_mask(at, told.proof) == masks.state:  # sent before: the same bytes
             return learner.epochs.masked
         if learner.round <= at.round:
+            self._refuse_to_carry_clients(at.round)
             local(at.round, told.model)
         state, message = masks.mask(at, learner.increment(at.round), told.proof)
         hashed = hashlib.sha256(message).hexdigest()
         self._keep("mask", state, message, round=at.round, attempt=at.attempt, hash=hashed)
         return message
+
+    def _refuse_to_carry_clients(self, round_: int) -> None:
+        """Under a secret order a client counts in the round of its own step or in none.
+
+        A server that leaves a learner out and takes it in later would else gather clients of many steps in one round,
+        and know better where each is. The learner's epoch ends instead.
+        """
+        learner = self._learner
+        same_round = learner.pinned and learner.round == round_
+        if learner.order_is_secret and learner.ledger.chain.standing.unopened and not same_round:
+            learner.end_epoch()
+            raise Refused(
+                "a further round under a secret order, at a learner whose last one is in no sum",
+                "it takes part from the next run on",
+            )
 
     def _sign(self, what: SetOfRound) -> bytes:
         state, answer = self._known().sign_set(what)

@@ -388,9 +388,11 @@ class Site:
             if learner.round > r:
                 return
             if not learner.pinned:
+                if not clients.wait_here():
+                    learner.catch_up(r + 1)
+                    return
                 learner.begin_round(r, x)
-            if clients.wait_here():
-                clients.take(r)
+            clients.take(r)
             learner.seal_round()
             clients.sealed()
 

@@ -201,7 +201,8 @@ class SumServer(Server):
         """One of the masking protocol's answers."""
         name, masks = reply.learner, self.masks
         self._outstanding[name].discard(reply.answers)
-        self.refusals.pop(name, None)
+        if reply.kind not in ("key", "keys"):
+            self.refusals.pop(name, None)
         again = Accepted("repeated", name)
         if reply.kind == "key":
             self._take_offer(name, reply.body)
