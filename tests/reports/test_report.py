@@ -313,7 +313,10 @@ def test_runs_side_by_side(run, tmp_path):
     majority = run.summary["baselines"]["majority"]
     assert accuracy[1] == f"{majority['accuracy']:.4f}"
     always = f"always “{majority['label']}”"
-    assert [row[1] for row in state["results"]["rows"]] == ["tree", always, "tree", always]
+    budgets = [name.partition(" @ ")[2] for name in run.summary["baselines"] if " @ " in name]
+    labels = ["each learner's label share", *(f"noisy label count, ε = {epsilon}" for epsilon in budgets)]
+    assert len(budgets) >= 1
+    assert [row[1] for row in state["results"]["rows"]] == ["tree", always, *labels] * 2
     assert state["headline"]["figures"][0]["compared"][0] == {"label": always, "value": "0.500"}
     assert state["charts"]["learning"][0]["lines"] == [{"label": always, "value": round(majority["accuracy"], 4)}]
     assert [fact["value"] for fact in state["facts"][0]["rows"]] == [run.summary["methods"]["tree"]["verdict"]] * 2
