@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -256,6 +257,60 @@ def test_the_local_account_counts_all_at_once(tmp_path):
         learner.finish_round()
         assert {key: account.as_dict()[key] for key in before} == before
         daemon.close()
+
+
+class FailsOnSome(Plain):
+    """Long gradients, and an error for a record of one label in telemetry."""
+
+    def host_gradient(self, z, sample):
+        return super().host_gradient(z, sample) * np.float32(1e6)
+
+    def predict(self, params, features):
+        if np.any(np.asarray(features)[..., 0] > 0.0):
+            raise KeyError("of one record")
+        return super().predict(params, features)
+
+
+def test_nothing_that_is_shown_after_a_round_depends_on_who_was_in_it(tmp_path, caplog):
+    """Neither clipped gradients nor failures of telemetry are counted or logged as rounds use records."""
+    write_csv(tmp_path / "people.csv", people_of())
+    plan = replace(secret_plan(), telemetry={"metrics": ["accuracy"]})
+    with Learner(plan, tmp_path / "s.db", FailsOnSome(), create=True) as learner:
+        source = open_file(tmp_path / "people.csv", plan, whole=True)
+        learner.use_records(source)
+        account, shown = LocalAccount(learner, source), []
+        account.wrote_down(learner.write_down_clients())
+        for r in range(ROUNDS):
+            learner.begin_round(r, np.zeros(DIM, np.float32))
+            learner.take_round()
+            account.round_ends()
+            learner.finish_round()
+            account.round_is_sealed()
+            told = account.as_dict()
+            shown.append({key: told[key] for key in told if key not in ("rounds_left", "seconds_left")})
+        assert learner.steps.clipped > 0
+        assert learner.steps.metrics_failed > 0
+    assert all(each == shown[0] for each in shown)
+    assert shown[0]["clipped_share"] is None
+    assert "telemetry" not in caplog.text
+
+
+def test_a_round_is_stored_after_all_its_work(tmp_path, monkeypatch):
+    """So the time of a write, which a disk or a page shows, says no more than that of a reply; it is done once."""
+    done = []
+    with Learner(secret_plan(), tmp_path / "s.db", Plain(), create=True) as learner:
+        write_csv(tmp_path / "people.csv", people_of())
+        learner.use_records(open_file(tmp_path / "people.csv", learner.plan, whole=True))
+        learner.write_down_clients()
+        learner.begin_round(0, np.zeros(DIM, np.float32))
+        fill_up, write = learner.steps.fill_up, learner.epochs.write_steps
+        monkeypatch.setattr(learner.steps, "fill_up", lambda *given: (done.append("work"), fill_up(*given)))
+        monkeypatch.setattr(
+            learner.epochs, "write_steps", lambda *given, **more: (done.append("write"), write(*given, **more))
+        )
+        learner.take_round()
+        learner.finish_round()
+    assert done == ["work", "write"]
 
 
 @pytest.mark.parametrize("work_s", [0.0, 0.004, 0.05, 3.3])

@@ -47,6 +47,8 @@ class ClientTelemetry:
         self._each = [replace(telemetry, metrics=(name,)) for name in telemetry.metrics]
         self.failed = 0
         """Clients since this start on whose record the task failed: for this machine only."""
+        self.logs_failures = True
+        """Whether the first failure is logged when it happens; under a secret order that says who was used then."""
 
     @property
     def asked(self) -> tuple[Asked, ...]:
@@ -92,7 +94,7 @@ class ClientTelemetry:
                     values[place] = self._value(one, x, sample, numbers)
                 except Exception as error:
                     values[place] = _WITHOUT_ANSWER[one.metrics[0]]
-                    if not (self.failed or failed):
+                    if self.logs_failures and not (self.failed or failed):
                         _log.warning(
                             "telemetry: the task raised %s for the %s of a client, which counts as "
                             "wrong; further failures are counted and not logged",
@@ -135,6 +137,8 @@ class ClientSteps:
         self._at_once = min(terms.clients_per_step, max(1, _ROWS_BYTES // (4 * task.dim)))
         """Clients whose gradients are one array: a step's, or as many as the processor's cache holds."""
         self._hides_counts = terms.plan.order == "secret"
+        if self.telemetry is not None:
+            self.telemetry.logs_failures = not self._hides_counts
         if self._hides_counts:  # how many a step has differs: fewer at once are filled up with less work
             self._at_once = min(self._at_once, max(_FILLED_UP, -(-terms.clients_per_step // 4)))
         self._arrays = 0  # of gradients, since `fill_up` was last called

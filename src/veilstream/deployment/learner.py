@@ -412,7 +412,6 @@ class Learner:
         while count := min(self.local.steps_wanted, self._steps_together):
             with self.epochs.whole_or_broken():
                 self._store_records(order, count)
-        self.steps.fill_up(self.local, order.most_a_round, self.terms.local_steps)
 
     def _refuse_own_order(self) -> None:
         if self._records is not None:
@@ -738,6 +737,8 @@ class Learner:
         for step, seed in enumerate(seeds, first):
             local.apply(self.steps.noisy_in_pieces(local, order.records(step), seed))
             self.ledger.reached("step-computed")
+        if not local.steps_wanted:  # before they are stored: the time of a write tells no more than that of a reply
+            self.steps.fill_up(local, order.most_a_round, self.terms.local_steps)
         keep = {secret_name(local.epoch, first): b"".join(seeds), OPEN_ROUND: local.pack_open()}
         self.epochs.write_steps("steps", Body(epoch=local.epoch, step=first, steps=count), keep)
 

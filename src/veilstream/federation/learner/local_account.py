@@ -139,7 +139,8 @@ class LocalAccount:
     def wrote_down(self, found: Contents) -> None:
         """Count the clients of an epoch whose order is secret, all at once.
 
-        Such records are not scored: a score by rounds says how many each had.
+        Such records are not scored, and what their gradients were like is not counted: a score or a count that grows
+        by rounds says who each had.
         """
         self.counts.used += found.records - found.unusable
         self.counts.refused_steps += found.unusable
@@ -157,8 +158,9 @@ class LocalAccount:
         self._watch(lambda: self.guard.passed(self._rows))
         self._predict()
         self._history.round_ends(counts.rounds, self.score)
-        counts.clipped += learner.steps.clipped - self._clipped_before
-        counts.metrics_failed += learner.steps.metrics_failed - self._failed_before
+        if not learner.order_is_secret:
+            counts.clipped += learner.steps.clipped - self._clipped_before
+            counts.metrics_failed += learner.steps.metrics_failed - self._failed_before
         self._clipped_before, self._failed_before = learner.steps.clipped, learner.steps.metrics_failed
 
     def _predict(self) -> None:
@@ -218,6 +220,7 @@ class LocalAccount:
         """The account as JSON; every place that shows it shows this."""
         learner, counts = self._learner, self.counts
         left = None if learner.over else learner.terms.rounds - learner.round
+        by_rounds = not learner.order_is_secret  # whether records may be counted as rounds use them
         scale: dict[str, Any] = {"classifies": bool(learner.task.classifies), "unit": self._unit}
         with self._changing:
             rows = replace(self._rows, refused=self._rows.refused.copy(), clamped=self._rows.clamped.copy())
@@ -230,7 +233,7 @@ class LocalAccount:
             "returning": counts.returning + rows.not_again + getattr(self._source, "told_without_a_round", 0),
             "other_learners": rows.other_learners,
             "empty_steps": counts.empty_steps,
-            "clipped_share": counts.clipped / counts.used if counts.used else None,
+            "clipped_share": counts.clipped / counts.used if counts.used and by_rounds else None,
             "metrics_failed": counts.metrics_failed,
             "score": {
                 "kind": "accuracy" if scale["classifies"] else "root mean squared error",
@@ -242,7 +245,7 @@ class LocalAccount:
                 "over_rounds": self._history.points(**scale),
             },
             "rows_left_about": getattr(self._source, "rows_left", None),
-            "places_left": None if left is None else self._places_left(left),
+            "places_left": None if left is None or not by_rounds else self._places_left(left),
             "rounds_left": left,
             "seconds_left": self._seconds_left(left),
             "paused": self.paused,
