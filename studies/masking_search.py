@@ -204,7 +204,8 @@ class Search:
         for round_ in range(self.case.rounds):
             if all(standing.round > round_ for standing in now.learners) and len(self.known_sums(seen[round_])) == 1:
                 (known,) = self.known_sums(seen[round_])
-                members = next(f[3] for f in seen[round_] if f[0] == "share" and known.keys() <= f[3])
+                shared = [f[2:] for f in seen[round_] if f[0] == "share"]
+                _, members = max(shared, key=shared.count)  # the set with a certificate
                 facts = [("mask", who, 1, held) for who, held in known.items()]
                 facts += [(kind, who, 1, members) for kind in ("sign", "share") for who in known]
                 seen[round_] = frozenset(facts)

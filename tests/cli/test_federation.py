@@ -86,7 +86,8 @@ def test_learners_are_named_where_nobody_else_listens_or_the_operator_says_so(ho
 def test_new_writes_a_flower_app_beside_the_plan(tmp_path):
     done = veilstream("new", "my air", "--flower", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "flwr run ." in done.stdout
+    asked = tomllib.loads((tmp_path / "my air/plan.toml").read_text())["learning"]["learners"]
+    assert f"flwr run . --federation-config 'num-supernodes={asked}'" in done.stdout  # Flower's own default is 2
     app = tomllib.loads((tmp_path / "my air/pyproject.toml").read_text())["tool"]["flwr"]["app"]
     for name, part in (("serverapp", "server_app"), ("clientapp", "client_app")):
         assert app["components"][name] == f"my_air_app.{part}:app"

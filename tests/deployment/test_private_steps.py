@@ -31,11 +31,11 @@ class NamedSum(NoisySum):
         return Row(secret(step), step)
 
 
-def terms(steps: int = 12, passes: int = 3, **more) -> StepTerms:
+def terms(steps: int = 12, passes: int = 3, epsilon: float = 2.0, **more) -> StepTerms:
     part = vs.Participation(passes, steps // passes)
     options = {"clients_per_step": BATCH, "participation": part, "about": {"records": 16}} | more
     mechanism = vs.mechanisms.buffered(steps, 3, participation=part)
-    return StepTerms.of(vs.Budget(2.0, 1e-4), mechanism, 1.0, DIM, **options)
+    return StepTerms.of(vs.Budget(epsilon, 1e-4), mechanism, 1.0, DIM, **options)
 
 
 def rows_of(step: int) -> np.ndarray:
@@ -157,6 +157,21 @@ def test_a_store_of_other_terms_is_refused(store):
         PrivateSteps(terms(about={"records": 17}), store)
     with pytest.raises(InputError, match="a deployed loop's, not a study's"):
         PrivateSteps(terms(), store, noisy_sum=NamedSum)
+
+
+def test_of_other_terms_the_settings_are_named_and_not_what_follows_from_them(store):
+    with PrivateSteps(terms(), store):
+        pass
+    with pytest.raises(InputError, match=r"= {'guarantee.epsilon': 3.0}: .*begun with: {'guarantee.epsilon': 2.0}"):
+        PrivateSteps(terms(epsilon=3.0), store)
+
+
+def test_a_closed_store_is_not_called_damaged(store):
+    with PrivateSteps(terms(), store) as steps:
+        take(steps)
+    with pytest.raises(LedgerError, match="open it again") as told:
+        take(steps)
+    assert "damaged" not in str(told.value)
 
 
 def test_an_old_copy_of_the_store_is_refused(store, tmp_path):

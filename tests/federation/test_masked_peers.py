@@ -18,7 +18,7 @@ from veilstream.errors import LedgerError, ProtocolError
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.keys.peers import PeerCertificates, own_certificate
 from veilstream.federation.masking.learner_side import MASKED_HEADER_BYTES
-from veilstream.federation.masking.requests import KeysRequest, MaskRequest
+from veilstream.federation.masking.requests import KeysRequest, MaskRequest, run_on_terms
 from veilstream.federation.masking.statements import Attempt, KeyList, KeyOffer, unpack_parts
 from veilstream.federation.protocol.messages import Reply, Request, body_hash
 from veilstream.federation.server import sum_coordinator
@@ -144,7 +144,8 @@ def test_keys_that_the_server_makes_up_are_refused_by_the_ca(tmp_path):
     make_keys(tmp_path / "other", ["127.0.0.1"], list(NAMES))
     with World(tmp_path, four(), NAMES).start_all() as world:
         offer = KeyOffer.unpack(unpack_parts(asked(world, "a", "key").body, 2)[0])
-        run_ = world.daemons["a"].learner.run
+        learner = world.daemons["a"].learner
+        run_ = run_on_terms(learner.run, learner.settings)
         others = [KeyOffer(name, 0, os.urandom(32), bytes(64)) for name in "bcd"]
         forged = tuple(own_certificate(tmp_path / "other/learners" / name) for name in NAMES)
         reply = asked(world, "a", "keys", KeysRequest(KeyList(run_, (offer, *others)).pack(), forged).pack())
@@ -155,6 +156,32 @@ def test_keys_that_the_server_makes_up_are_refused_by_the_ca(tmp_path):
             known.identities(forged)
         right = [own_certificate(tmp_path / "keys/learners" / name) for name in NAMES]
         assert sorted(known.identities(right)) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("changed", [{}, {"epsilon": 40.0}, {"honest": 3}])
+def test_learners_take_no_key_of_one_with_another_plan_whatever_the_server_told_each(tmp_path, changed):
+    with World(tmp_path, four(), NAMES) as world:
+        for name in NAMES:
+            world.start(name, four(privacy=changed) if name == "d" else None)
+        offers = [KeyOffer.unpack(unpack_parts(asked(world, name, "key").body, 2)[0]) for name in NAMES]
+        learner = world.daemons["a"].learner
+        keys = KeyList(run_on_terms(learner.run, learner.settings), tuple(offers))
+        certificates = tuple(own_certificate(tmp_path / "keys/learners" / name) for name in NAMES)
+        reply = asked(world, "a", "keys", KeysRequest(keys.pack(), certificates).pack())
+        assert reply.kind == ("refusal" if changed else "keys")
+        if changed:
+            assert "learner 'd' did not sign" in reply.facts["why"]
+
+
+def test_visits_that_are_priced_as_apart_are_not_brought_together_by_leaving_a_learner_out(tmp_path, quick):
+    with World(tmp_path, four(5, privacy={"participations": 2, "min_separation": 2}), NAMES).start_all() as world:
+        server = world.coordinator()
+        server.go(world.transport(), until=1)
+        twisted(world, "d", lambda request, reply: None if request.kind == "mask" and request.round == 1 else reply)
+        server.go(world.transport())
+        assert members(world) == [set(NAMES)] + [{"a", "b", "c"}] * 4
+        assert world.daemons["d"].learner.over
+        assert "d" in server.refused
 
 
 def test_a_round_that_comes_without_proof_of_the_one_before_spends_nothing(tmp_path):

@@ -228,6 +228,20 @@ def test_wrong_shares_are_found_and_left_out():
     assert np.array_equal(group.server.open().total, expected)
 
 
+def test_one_who_shares_wrongly_does_not_stop_twenty_learners_whatever_its_place():
+    group = Group(Rules(20, 10, 1))
+    for k in range(20):
+        group.server.take_masked(k, group.mask(k))
+    what = group.server.name()
+    for k in range(20):
+        group.server.take_signed(k, group.sign(k, what))
+    expected = sum(group.increment(k) for k in range(20))
+    for k in range(20):
+        answer = group.share(k)
+        group.server.take_shares(k, answer[:64] + bytes(len(answer) - 64) if k == 0 else answer)
+    assert np.array_equal(group.server.open().total, expected)
+
+
 # What a server may try, one test each.
 
 
@@ -335,7 +349,7 @@ def test_a_key_of_small_order_is_refused():
     bad = replace(bad, signature=group.signing[names[1]].sign(bad.signed_content("run")))
     keys = KeyList("run", (fresh[0].offer(), bad, fresh[2].offer()))
     with pytest.raises(ProtocolError, match="agrees on nothing secret"):
-        fresh[0].keep(fresh[0].take_keys(keys.pack(), group.identities))
+        fresh[0].take_keys(keys.pack(), group.identities)  # before anything is kept: a list is for the whole run
 
 
 def test_an_attempt_that_is_replayed_gets_the_same_bytes():

@@ -263,6 +263,14 @@ def test_without_keys_a_name_belongs_to_its_first_sender(unsigned):
         later.accept(reply, "a")
 
 
+def test_what_one_place_answers_leaves_what_another_was_asked(carried):
+    """Else a second process with a learner's keys would be taken for an old message."""
+    first, second = carried.server.enrol("another place"), carried.server.enrol("a")
+    site = carried.sites["a"]
+    assert carried.server.accept(site.answer(first), "another place").kind == "enrolled"
+    assert carried.server.accept(site.answer(second), "a").kind == "enrolled"
+
+
 def test_a_release_out_of_bounds_holds_its_seat(unsigned):
     from veilstream.deployment.release import encode
     from veilstream.federation.protocol.messages import digest

@@ -21,6 +21,10 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(context.run_config["out"]))
     server = open_server(context, out / "server.state")
     log.info("veilstream: %s", server.guarantee)
+    nodes, learners = len(list(grid.get_node_ids())), len(server.fold.seats)
+    if nodes < learners:  # in the simulation engine there will never be more
+        way_out = f"flwr run . --federation-config 'num-supernodes={learners}'"
+        log.warning("veilstream: %d nodes for %d learners: rounds wait for the others (%s)", nodes, learners, way_out)
     places: dict[str, int] = {}  # at which node a learner sits
     began, wait_s = time.monotonic(), PLAN.federation.deadline_s
     while server.ended != set(server.fold.seats):
@@ -29,6 +33,8 @@ def main(grid: Grid, context: Context) -> None:
             take(server, reply, places)
         late = time.monotonic() - began > wait_s
         if server.complete or (late and server.enough):
+            if late:
+                log.warning("veilstream: without %s, who did not answer in time", ", ".join(server.waiting))
             server.close_round()
             began = time.monotonic()
             log.info("veilstream: %d of %d rounds", server.round, server.rounds)

@@ -33,7 +33,8 @@ def new_command(
         return
     typer.echo(f"{folder}: plan.toml, records/, README.md with the next commands")
     if flower:
-        typer.echo(f"cd {shlex.quote(str(folder))} && flwr run .   # the same in Flower's simulation engine")
+        run = "flwr run . --federation-config 'num-supernodes=3' --stream"
+        typer.echo(f"cd {shlex.quote(str(folder))} && {run}   # the same in Flower's simulation engine")
     typer.echo(f"cd {shlex.quote(str(folder))} && {command} data check records/north.csv --plan plan.toml")
 
 

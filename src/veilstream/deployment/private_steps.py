@@ -44,6 +44,11 @@ _LARGEST_BLOB = 900_000_000  # SQLite's limit is 10^9 bytes
 _MOST_TOGETHER = 2048
 _MODEL, _NOISY, _NOTE = "model", "noisy/", "note/"
 _STEP = struct.Struct("<Q")
+_WORKED_OUT = frozenset(["noise_std", "grid", "program"]) | {
+    f"guarantee.{name}"
+    for name in ("clip_norm", "noise_std", "mu", "sensitivity", "epsilon_exact", "arithmetic_mu", "arithmetic_delta")
+}
+"""What follows from the settings that a script gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +355,8 @@ class PrivateSteps:
             self._write("epoch", body, keep=begun, destroy=self.ledger.names("") or None)
         else:
             assert standing.settings is not None
-            if changed := causes(differences(settings, standing.settings)):
+            if unlike := causes(differences(settings, standing.settings)):
+                changed = {key: pair for key, pair in unlike.items() if key not in _WORKED_OUT} or unlike
                 raise InputError(
                     "store",
                     {key: now for key, (now, _) in changed.items()},

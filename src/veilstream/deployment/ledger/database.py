@@ -111,6 +111,8 @@ def readable(path: Path) -> Iterator[None]:
         raise (StorageError if _disk_failed(error) else LedgerError)(
             f"{path} cannot be used ({error})", "see that it can be written, that its disk is mounted and has room"
         ) from error
+    except sqlite3.ProgrammingError as error:  # the caller's: after `close`, above all
+        raise LedgerError(f"{path} cannot be read ({error})", "open it again, if it was closed") from error
     except (sqlite3.Error, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise damaged(path, str(error)) from error
 

@@ -20,7 +20,7 @@ from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.keys.peers import PeerCertificates, own_certificate
 from veilstream.federation.masking.learner_side import LearnerState, MaskingLearner
-from veilstream.federation.masking.requests import KeysRequest, MaskRequest, ShareRequest, VoidRequest
+from veilstream.federation.masking.requests import KeysRequest, MaskRequest, ShareRequest, VoidRequest, run_on_terms
 from veilstream.federation.masking.rules import Rules
 from veilstream.federation.masking.statements import OpenCertificate, Refused, SetOfRound, pack_parts
 from veilstream.federation.protocol.messages import Buffer, Request
@@ -86,7 +86,9 @@ class MaskedRounds:
         if learner.epochs.masking is None:
             if learner.over or learner.run is None:
                 raise Refused("a key for an epoch that is over")
-            state = MaskingLearner.fresh(self._keys.name, learner.epoch, learner.run, secrets.token_bytes)
+            state = MaskingLearner.fresh(
+                self._keys.name, learner.epoch, run_on_terms(learner.run, learner.settings), secrets.token_bytes
+            )
             learner.epochs.keep_masking("key", state.pack())
         return pack_parts([self._known().offer().pack(), own_certificate(self._folder)])
 
@@ -112,17 +114,19 @@ class MaskedRounds:
         return message
 
     def _refuse_to_carry_clients(self, round_: int) -> None:
-        """Under a secret order a client counts in the round of its own step or in none.
+        """A client counts in the round of its own step or in none, where the promise rests on which step that is.
 
-        A server that leaves a learner out and takes it in later would else gather clients of many steps in one round,
-        and know better where each is. The learner's epoch ends instead.
+        A server that leaves a learner out and takes it in later would else gather clients of many steps in one round:
+        under a secret order it would know better where each is, and several visits of one person, which are priced as
+        apart, would come together. The learner's epoch ends instead.
         """
         learner = self._learner
         same_round = learner.pinned and learner.round == round_
-        if learner.order_is_secret and learner.ledger.chain.standing.unopened and not same_round:
+        rests_on_steps = learner.order_is_secret or learner.plan.participation.times > 1
+        if rests_on_steps and learner.ledger.chain.standing.unopened and not same_round:
             learner.end_epoch()
             raise Refused(
-                "a further round under a secret order, at a learner whose last one is in no sum",
+                "a further round at a learner whose last one is in no sum, where the promise rests on a client's step",
                 "it takes part from the next run on",
             )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from veilstream.federation.masking.agreement import SEALED_BYTES
 from veilstream.federation.masking.statements import (
@@ -16,6 +18,15 @@ from veilstream.federation.masking.statements import (
     unpack_all,
     unpack_parts,
 )
+
+
+def run_on_terms(run: str, settings: Mapping[str, Any]) -> str:
+    """What learners sign their keys for: the run and the digest of their own settings.
+
+    Each counts on the noise of the others. So one whose plan is another has no key that they take, whatever the
+    server told each of them about the plan.
+    """
+    return f"{run} {settings['digest']}"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from veilstream.errors import ProtocolError
 
@@ -22,6 +23,8 @@ HASH_BYTES, SIGNATURE_BYTES, KEY_BYTES = 32, 64, 32
 _PLACE = struct.Struct("<32sII")
 _LENGTH = struct.Struct("<I")
 _CONTEXT = b"veilstream masking 1 "
+_ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
+"""Not secret: with a point of small order every key agrees on zero."""
 
 
 class Refused(ProtocolError):
@@ -134,6 +137,8 @@ class KeyList:
     def check(self, identities: Mapping[str, bytes], most: int) -> None:
         """Refuse a list that is not by name in order, too long, or has a key that its learner did not sign.
 
+        And a key that agrees on nothing secret, before the list is kept: a list is for the whole run.
+
         ``identities`` are Ed25519 keys that the caller trusts, whoever sent the list.
         """
         names = self.names
@@ -147,8 +152,15 @@ class KeyList:
             if known is None or not verifies(known, offer.signature, offer.signed_content(self.run)):
                 raise ProtocolError(
                     f"a list with a key that learner {offer.name!r} did not sign",
-                    "the server, or somebody on the way, may have put a key of its own in place",
+                    "the server, or somebody on the way, may have put a key of its own in place; or its plan is "
+                    "another, and learners count on each other's noise",
                 )
+            try:
+                _ANY_KEY.exchange(X25519PublicKey.from_public_bytes(offer.key))
+            except ValueError:
+                raise ProtocolError(
+                    f"a key of learner {offer.name!r} that agrees on nothing secret", "leave it out (--void)"
+                ) from None
 
 
 @dataclass(frozen=True)

@@ -419,9 +419,10 @@ class Server:
         return next((asked for peer in peers if (asked := self._asked.get(peer, {}).get(reply.answers))), None)
 
     def _forget(self, reply: Reply, sender: str | None) -> None:
-        self.forget(reply.learner)
-        if sender is not None:
-            self.forget(sender)
+        """Only of the place that answered: another may claim to be the same learner, and is then told so."""
+        for peer in {reply.learner, sender or reply.learner}:
+            if reply.answers in self._asked.get(peer, {}):
+                self.forget(peer)
 
     def _seat(self, reply: Reply, sender: str | None, asked: AskedPeer) -> Accepted:
         name, facts = reply.learner, reply.facts

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import Literal
 
 from veilstream.errors import ProtocolError, StorageError
-from veilstream.federation.masking.requests import KeysRequest, MaskRequest, VoidRequest
+from veilstream.federation.masking.requests import KeysRequest, MaskRequest, VoidRequest, run_on_terms
 from veilstream.federation.masking.rules import Rules
 from veilstream.federation.masking.server_side import MaskingServer, Opened
 from veilstream.federation.masking.statements import KeyList, KeyOffer, OpenCertificate, unpack_parts
@@ -84,6 +84,10 @@ class SumServer(Server):
         """The fold of sums."""
         assert isinstance(self.fold, SumFold)
         return self.fold
+
+    @property
+    def _run_on_terms(self) -> str:
+        return run_on_terms(self.run, self._settings)
 
     @property
     def has_offered(self) -> frozenset[str]:
@@ -237,7 +241,7 @@ class SumServer(Server):
         offer = KeyOffer.unpack(packed)
         if (offer.name, offer.epoch) != (name, self.fold.seats[name].epoch):
             raise ProtocolError(f"a key of {offer.name!r}, epoch {offer.epoch}, from learner {name!r}", "")
-        KeyList(self.run, (offer,)).check(self._identities, 1)
+        KeyList(self._run_on_terms, (offer,)).check(self._identities, 1)
         self._offers[name] = offer, bytes(certificate)
 
     # --- from one stage to the next
@@ -247,7 +251,7 @@ class SumServer(Server):
         names = sorted(self._offers)
         if len(names) < self.rules.least or not self.rules.enough_core(len(names)):
             return False
-        keys = KeyList(self.run, tuple(self._offers[name][0] for name in names))
+        keys = KeyList(self._run_on_terms, tuple(self._offers[name][0] for name in names))
         self._keys_request = KeysRequest(keys.pack(), tuple(self._offers[name][1] for name in names))
         self._files.keep_keys(self._keys_request)
         self.masks = MaskingServer(self.rules, keys, self._identities, self.terms.release_dim)
