@@ -43,6 +43,7 @@ from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.processes import Child
 from veilstream.federation.protocol.messages import Reply, Request, digest
+from veilstream.federation.protocol.sizes import request_limit
 from veilstream.federation.server.checkpoint import ModelFile
 from veilstream.plans.plan import Plan
 from veilstream.plans.tasks import task_of
@@ -156,7 +157,7 @@ class Fleet:
         folder = self._keys / "learners" / name
         keys = LearnerKeys.load(folder)
         pem = [(folder / file).read_bytes() for file in ("ca.pem", "tls.key", "tls.pem")]
-        options = wire.options(1 + wire.request_limit(self.releases.terms.dim))
+        options = wire.options(1 + request_limit(self.releases.terms.dim))
         metadata = ((wire.LEARNER, name), (wire.INSTANCE, name))
         while True:
             credentials = grpc.ssl_channel_credentials(*pem)

@@ -97,7 +97,7 @@ def test_the_wheel_holds_the_package_and_its_plans_alone(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"veilstream", f"veilstream-{vs.__version__}.dist-info"}
     shipped = {Path(name).name for name in names if name.startswith("veilstream/_experiments/")}
-    assert shipped == {path.name for path in (ROOT / "experiments").glob("*.toml")}
+    assert shipped == {path.name for path in (ROOT / "experiments").glob("*.toml")} | {"comparisons-log.csv"}
     source = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src").rglob("*.py")}
     examples = "veilstream/_examples/"
     assert source == {name for name in names if name.endswith(".py") and not name.startswith(examples)}
