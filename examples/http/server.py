@@ -18,6 +18,8 @@ server = vs.Server.from_bytes(plan, state.read_bytes(), keys) if state.exists() 
 class Handler(BaseHTTPRequestHandler):
     """One request at a time, which is what `vs.Server` wants."""
 
+    timeout = 60  # seconds: nobody who is connected and silent holds up the others for longer
+
     def do_GET(self) -> None:
         """What a site is to be sent; nothing (204) while others are waited for."""
         name = self.path.strip("/")
