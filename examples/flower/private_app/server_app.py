@@ -29,8 +29,11 @@ def main(grid: Grid, context: Context) -> None:
     began, wait_s = time.monotonic(), PLAN.federation.deadline_s
     while server.ended != set(server.fold.seats):
         server.check_possible()
-        for reply in grid.send_and_receive(due(grid, server, places), timeout=wait_s):
+        replies = list(grid.send_and_receive(due(grid, server, places), timeout=wait_s))
+        for reply in replies:
             take(server, reply, places)
+        if any(reply.has_error() for reply in replies):
+            time.sleep(5.0)  # who failed is asked again, and not at once
         late = time.monotonic() - began > wait_s
         if server.complete or (late and server.enough):
             if late:
