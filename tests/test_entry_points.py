@@ -98,6 +98,7 @@ def stranger(tmp_path, monkeypatch):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(POINTS)
     monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("stranger", None)  # another test's own code may have that name
     yield
     sys.modules.pop("stranger", None)
     for registry in (TASKS, MECHANISMS, TRANSPORTS):

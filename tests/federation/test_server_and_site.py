@@ -400,3 +400,12 @@ def test_the_example_over_plain_http_survives_a_killed_server(tmp_path):
     expected = -method.step_size * method.server_step_size * total / 3
     assert vs.load(model).round == 12
     np.testing.assert_allclose(vs.load(model).parameters, expected, atol=1e-6)
+
+
+def test_a_plan_may_be_named_by_its_file(tmp_path):
+    """As for `vs.run`; once it ended in an AttributeError."""
+    path = tmp_path / "plan.toml"
+    path.write_text(plan_of().to_toml())
+    server = vs.Server(path, learners=NAMES, task=Plain())
+    with vs.Site.open(str(path), tmp_path / "a.db", "plan:0", create=True, task=Plain(), name="a") as site:
+        assert server.accept(site.answer(server.request("a")), "a").kind == "enrolled"

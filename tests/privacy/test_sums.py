@@ -89,6 +89,7 @@ def test_noise_of_the_honest_learners_together_keeps_the_budget() -> None:
     assert vs.Guarantee.from_dict(promise.as_dict()) == promise
     assert "floor" in str(promise)
     assert f"{floor:.4g}" in str(promise)
+    assert f"epsilon {floor:.4g}" in promise.in_short  # what `veilstream model show` prints
 
 
 def test_more_learners_than_counted_on_only_add_to_the_promise() -> None:

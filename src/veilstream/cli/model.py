@@ -197,11 +197,11 @@ def _show(model: Model, where: str, json: bool) -> None:
         typer.echo("Guarantee  none: this method protects no one")
     elif model.simulated:
         typer.echo(
-            f"Guarantee  epsilon {promise.epsilon}, delta {promise.delta} where it is deployed; this is a simulation, "
+            f"Guarantee  {promise.in_short} where it is deployed; this is a simulation, "
             "whose noise comes from a seed and protects no one"
         )
     else:
-        typer.echo(f"Guarantee  epsilon {promise.epsilon}, delta {promise.delta}, as the server states it")
+        typer.echo(f"Guarantee  {promise.in_short}, as the server states it")
     if named and model.linear:
         _show_coefficients(model)
 

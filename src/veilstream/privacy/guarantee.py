@@ -369,6 +369,14 @@ class Guarantee:
             f"{'' if self.trust is None else self._trust_in_words(self.trust)}"
         )
 
+    @property
+    def in_short(self) -> str:
+        """ε and δ, and what is left of them without the secret of the order or the honesty of other learners."""
+        left = [] if self.secret is None else [f"epsilon {self.epsilon_if_order_known:.4g} if the order comes out"]
+        if self.trust is not None:
+            left.append(f"the floor, if all others collude, epsilon {self.floor_epsilon:.4g}")
+        return f"epsilon {self.epsilon}, delta {self.delta}" + (f" ({'; '.join(left)})" if left else "")
+
     def _order_in_words(self, secret: SecretSteps) -> str:
         where = f"all {secret.among} steps" if secret.window is None else f"the {secret.among} steps of the next window"
         return (

@@ -19,6 +19,10 @@ Whole numbers G(past) pass through the rounding too, also where they depend on w
 outcome's probability is compared by itself. So up to (1 ± η) a coordinate, what is seen is a function of the
 Gaussian release ΣG + ΣW and of uniform numbers that depend on nothing: the Gaussian mechanism with V·√h.
 
+The h learners are fixed above, while the server chooses each round's set by what it has seen. Given all that is outside
+the core, a sequence of outcomes decides every set, and so the core that it ends with; its probability is compared by
+itself, as above.
+
 **λ.** Since A = B·C, |Bᵀx| >= |Aᵀx| / ‖C‖ >= |x| / (2·‖C‖), and ‖C‖² <= T·max‖c_j‖². Hence
 λ >= V² / (4·T·max‖c_j‖²), in units of the grid. V is at least 2^17 units, so this is large.
 

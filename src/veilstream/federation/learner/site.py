@@ -122,7 +122,7 @@ class Site:
     @classmethod
     def open(
         cls,
-        plan: Plan,
+        plan: Plan | Path | str,
         store: Path | str,
         data: str,
         *,
@@ -137,7 +137,7 @@ class Site:
         """A learner with its store and its data source, as `veilstream learner` opens them; to be closed.
 
         Args:
-            plan: the run.
+            plan: the run, or its file.
             store: the ledger's file; ``create`` begins it where there is none.
             data: a file of records, ``plan:INDEX``, or ``module:function``: as `veilstream learner --data`.
             keys: as for `Site`.
@@ -150,6 +150,7 @@ class Site:
             parts: as for `Site`.
 
         """
+        plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         if plan.order == "secret":
             raise InputError(
                 "privacy.order",

@@ -81,7 +81,7 @@ class Server:
     one; its weight stays 1/n.
 
     Args:
-        plan: the run; the learners need the same one.
+        plan: the run, or its file; the learners need the same one.
         keys: the server's folder of keys, as `veilstream keys` or `make_keys` made it. Left out, messages are
             not signed, and ``accept`` has to be told by the transport who sent them.
         learners: names of the learners, where there are no keys.
@@ -103,7 +103,7 @@ class Server:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | Path | str,
         keys: ServerKeys | Path | str | None = None,
         *,
         learners: Iterable[str] | None = None,
@@ -111,6 +111,7 @@ class Server:
         start: NDArray[np.float32] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         if plan.trust is not None:
             raise InputError(
                 "privacy.trust",
