@@ -176,7 +176,7 @@ class TestBuffered:
         from veilstream.mechanisms.participation import ONCE
 
         rng = np.random.default_rng(3)
-        error = _Objective.of(500, None, ONCE)
+        error = _Objective.of(500, "max", None, ONCE)
         checked = 0
         for _ in range(50):
             k = int(rng.integers(1, 6))

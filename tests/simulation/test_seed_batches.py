@@ -215,7 +215,7 @@ def test_a_killed_worker_is_told_and_the_run_can_be_resumed(in_two_processes, tm
     assert multiprocessing.active_children() == []
     assert (out / "seed_batches.json").exists()
     reached = [int(np.load(checkpoint)["round"]) for checkpoint in out.glob("checkpoint*.npz")]
-    assert min(reached, default=0) < ROUNDS  # the other worker may have come to its end
+    assert len(reached) < 2 or min(reached) < ROUNDS  # the other may have come to its end, this one not to its first
     resumed = vs.run(PLAN, out, stream=Clients(), resume=True)
     assert resumed.summary["complete"]
     history = (resumed.path / "history.csv").read_bytes()
