@@ -264,7 +264,9 @@ def test_a_comparison_has_both_runs(page, run, tmp_path):
     (tmp_path / "compare.html").write_text(page_html(comparison_state(compared)))
     page.open(tmp_path / "compare.html")
     assert page.texts(".chip") == ["out", "second"]
-    assert len(page.all("#results tbody tr")) == 4  # and a baseline of each
+    assert (
+        len(page.all("#results tbody tr")) == 8
+    )  # and three baselines of each: the commonest label, shares, a noisy count
     assert "always “" in page.find(".figure.first .compared").text
     assert page.errors() == []
 
