@@ -182,7 +182,8 @@ class _Build:
     def _step(self, image: Image, kind: str, rest: str, known: dict[str, str]) -> None:
         if kind == "ARG":
             key, _, value = rest.partition("=")
-            known[key] = value or self.arguments[key]
+            if given := value or self.arguments.get(key):  # as a builder: one without a value is not set
+                known[key] = given
         elif kind == "ENV":
             image.env |= dict(each.split("=", 1) for each in shlex.split(rest))
         elif kind == "USER":
