@@ -128,6 +128,19 @@ def test_a_server_that_goes_on_shows_the_rounds_before(here):
     assert reader.points["answered"] == [1, 2, 3, 4, 5]
 
 
+def test_a_round_that_was_listed_before_a_kill_and_is_done_again_is_shown_once(here):
+    here.go(3)
+    with (here.world.root / "run/rounds.csv").open("a") as file:
+        file.write("3,0.5,3,\n")  # what a kill leaves between this line and the checkpoint
+    here.open_page()
+    reader = Reader(here.page)
+    assert reader.points["seconds"] == [1, 2, 3]
+    here.go(5)
+    here.later()
+    reader.catch_up()
+    assert reader.points["seconds"] == Reader(here.page).points["seconds"] == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("torn", ["3,0.5", "3", "3,0.5,2,\n4;0.2\n", "x,y,z,\n"])
 def test_a_torn_line_of_rounds_stops_no_page(here, torn):
     here.go(3)

@@ -74,7 +74,8 @@ class LiveFederation(LiveState):
         earlier = read_rounds(folder)
         if earlier.remark:
             _log.warning("%s: %s", folder, earlier.remark)
-        for row in earlier.rounds:
+        done = coordinator.round  # one that was listed just before a kill is done, and listed, once more
+        for row in (each for each in earlier.rounds if each.round < done):
             self._rounds.add(row.round + 1, [row.seconds, row.answered, np.nan, np.nan])
         told = self._run.telemetry()
         self._first: list[ListedEstimate | Estimate] = [row for row in told if row.round == told[0].round]
