@@ -211,5 +211,6 @@ def _is_over(folder: Path) -> bool:
 
 
 def _rounds_done(folder: Path) -> int:
+    """Closed rounds; one that was listed just before a kill may be there twice."""
     path = folder / "run/rounds.csv"
-    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
+    return len({line.split(b",", 1)[0] for line in path.read_bytes().splitlines()[1:]}) if path.exists() else 0
