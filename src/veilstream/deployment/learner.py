@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilstream.deployment.known_order import KnownOrder, Outcome
+from veilstream.deployment.arriving_clients import ArrivingClients, Outcome
 from veilstream.deployment.learner_epochs import checked_round, one_at_a_time
 from veilstream.deployment.process_secrecy import without_values
 from veilstream.deployment.release import Release
@@ -44,7 +44,7 @@ __all__ = ["Learner", "Outcome", "checked_model"]
 Float32s = NDArray[np.float32]
 
 
-class Learner(KnownOrder, SecretOrder):
+class Learner(ArrivingClients, SecretOrder):
     """One data source's side of a run. Open until `close`; a store has one learner at a time.
 
     Calls from several threads are done one after the other.
@@ -95,6 +95,9 @@ class Learner(KnownOrder, SecretOrder):
         self.steps.check()
         if self._records is not None:
             self._records.enrol()
+        if self._arrivals is not None:
+            with self.epochs.whole_or_broken():
+                self._arrivals.begin()
         with self.epochs.whole_or_broken():
             self.epochs.pin(checked_round("round", r), model, model_sha256(model), acknowledged)
 
@@ -166,8 +169,8 @@ class Learner(KnownOrder, SecretOrder):
     def seal_round(self) -> None:
         """Seal the open round, if there is one, and hand nothing out."""
         if self.pinned:
-            if self._records is not None:
-                self._take_records(self._records)
+            if self._by_step is not None:
+                self._take_records(self._by_step)
             with self.epochs.whole_or_broken():
                 self._seal()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -19,6 +20,7 @@ from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.process_secrecy import no_core_dumps, without_values
 from veilstream.deployment.terms import Terms
+from veilstream.deployment.window_records import WindowRecords
 from veilstream.errors import InputError, LedgerError
 from veilstream.learning.tasks import Task, admission_of
 from veilstream.mechanisms.keystream import fresh_secret
@@ -26,6 +28,8 @@ from veilstream.plans.plan import Plan
 from veilstream.privacy.seeds import check_generator_once, checked_seed
 from veilstream.records.participation import MOST_TOGETHER, PastVisits
 from veilstream.streams.intake import SourceBookmark
+
+_log = logging.getLogger(__name__)
 
 Float32s = NDArray[np.float32]
 P = ParamSpec("P")
@@ -75,8 +79,13 @@ class LearnerEpochs:
             1, min(MOST_TOGETHER // terms.clients_per_step, _GROUP_BYTES // (8 * terms.release_dim))
         )
         self.epochs = EpochLedger(plan, terms, store, witness, create=create, parts=parts)
-        self._records = EpochRecords(plan, self.epochs, self._admission) if plan.order == "secret" else None
-        if self._records is not None:
+        self._records: EpochRecords | None = None
+        self._arrivals: WindowRecords | None = None
+        if plan.window is not None:
+            self._arrivals = WindowRecords(plan, plan.window, self.epochs, self._admission)
+        elif plan.order == "secret":
+            self._records = EpochRecords(plan, self.epochs, self._admission)
+        if self.order_is_secret:
             self._steps_together = max(1, min(MOST_TOGETHER, _GROUP_BYTES // (8 * terms.release_dim)))
 
     @property
@@ -131,11 +140,33 @@ class LearnerEpochs:
     @property
     def clients_wanted(self) -> int:
         """How many clients the open round can still take."""
+        if self._arrivals is not None:
+            return self._arrivals.room if self.pinned else 0
         return self.local.steps_wanted * self.terms.clients_per_step
 
     @property
+    def takes_clients(self) -> bool:
+        """Whether anybody can still take part in this epoch: its last window is too late (`privacy.window`)."""
+        return not self.over if self._arrivals is None else self._arrivals.taking
+
+    @property
+    def clients_due(self) -> int:
+        """How many people arrived in the window before and are used in this one (`privacy.window`)."""
+        return 0 if self._arrivals is None else self._arrivals.due
+
+    @property
+    def clients_waiting(self) -> int:
+        """How many people arrived in this window and are used in the next (`privacy.window`)."""
+        return 0 if self._arrivals is None else self._arrivals.waiting
+
+    @property
     def order_is_secret(self) -> bool:
-        """Whether nobody outside may know at which step a record is used: all come by `use_records`."""
+        """Whether nobody outside may know at which step a record is used."""
+        return self.plan.order == "secret"
+
+    @property
+    def takes_whole_sources(self) -> bool:
+        """Whether all records of an epoch come at once, by `use_records`; else one after the other."""
         return self._records is not None
 
     @property
@@ -166,6 +197,10 @@ class LearnerEpochs:
         taken part. Seeds and the state of the noise are destroyed. What was sealed can still be
         sent. Ending early loses the rounds that are left, and nothing of the promise.
         """
+        if not self.over and (waiting := self.clients_waiting):
+            _log.info(
+                "%d people had arrived for a window that did not begin: they are not used and have taken part", waiting
+            )
         self.epochs.end()
 
     @without_values
@@ -198,8 +233,9 @@ class LearnerEpochs:
 
     def close(self) -> None:
         """Let go of the store."""
-        if self._records is not None:
-            self._records.close()
+        for records in (self._records, self._arrivals):
+            if records is not None:
+                records.close()
         self.ledger.close()
 
     def __reduce__(self) -> NoReturn:
@@ -265,7 +301,7 @@ class LearnerEpochs:
                 "privacy.order",
                 "secret",
                 '"known", to hand over clients one after the other: their order would be the caller\'s',
-                "give all records of the epoch to use_records(...) before its first round",
+                "give all records of the epoch to use_records(...) before its first round; or set privacy.window",
             )
 
     def _fresh_seeds(self, count: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Rounds made of records that are all there before an epoch begins, in an order that nobody outside knows."""
+"""Rounds made of records that wait here, used in an order that nobody outside knows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from veilstream.deployment.learner_epochs import LearnerEpochs, one_at_a_time
 from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.process_secrecy import without_values
 from veilstream.deployment.step_index import Contents
+from veilstream.deployment.window_records import WindowRecords
 from veilstream.errors import InputError, PrivacyError
 from veilstream.learning.tasks import Sample
 from veilstream.streams.intake import GivenRecords, WholeSource
@@ -53,8 +54,12 @@ class SecretOrder(LearnerEpochs):
 
         """
         if self._records is None:
+            field, rule = ("privacy.order", '"secret"') if self.plan.window is None else ("privacy.window", "no window")
             raise InputError(
-                "privacy.order", "known", '"secret", to give all records of an epoch at once', "observe_many(...)"
+                field,
+                self.plan.window or "known",
+                f"{rule}, to give all records of an epoch at once",
+                "observe_many(...)",
             )
         self.ledger.check()
         if self.over:
@@ -80,9 +85,10 @@ class SecretOrder(LearnerEpochs):
     @one_at_a_time
     def round_work_s(self) -> float:
         """About how long a round's work takes, whoever is in it: measured now, on made-up records and spare noise."""
-        if self._records is None or self.over:
+        source = self._by_step
+        if source is None or self.over:
             return 0.0
-        local, most = self.epochs.new_rounds(self.epoch), self._records.most_a_round
+        local, most = self.epochs.new_rounds(self.epoch), source.most_a_round
         local.pin(np.zeros(self.terms.dim, np.float32), "")
         self.steps.check()
         return self.steps.round_work_s(local, most, self._fresh_seeds(min(_MEASURED_STEPS, self.terms.local_steps)))
@@ -91,18 +97,23 @@ class SecretOrder(LearnerEpochs):
     @one_at_a_time
     def take_round(self) -> None:
         """Use the records whose secret steps are in the open round; `finish_round` does it if nobody has."""
-        if self._records is None:
+        if self._by_step is None:
             raise InputError("privacy.order", "known", '"secret", where no caller says who comes', "observe_many(...)")
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
-        self._take_records(self._records)
+        self._take_records(self._by_step)
 
-    def _take_records(self, order: EpochRecords) -> None:
+    @property
+    def _by_step(self) -> EpochRecords | WindowRecords | None:
+        """What knows the records of a step; None in a known order."""
+        return self._records if self._arrivals is None else self._arrivals
+
+    def _take_records(self, order: EpochRecords | WindowRecords) -> None:
         while count := min(self.local.steps_wanted, self._steps_together):
             with self.epochs.whole_or_broken():
                 self._store_records(order, count)
 
-    def _store_records(self, order: EpochRecords, count: int) -> None:
+    def _store_records(self, order: EpochRecords | WindowRecords, count: int) -> None:
         """Compute and store the next steps of a secret order; their clients' tags are stored already, all together."""
         local, first = self.local, self.local.step
         seeds = self._fresh_seeds(count)

@@ -1,4 +1,4 @@
-"""Rounds whose clients come one after the other, in an order that anyone may know."""
+"""Clients who come one after the other: used as they come, or in the next window of a secret order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.ledger.visits import tag_of
 from veilstream.deployment.local_rounds import pack_step
 from veilstream.deployment.process_secrecy import without_values
+from veilstream.deployment.window_records import Arrival
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
-from veilstream.records.participation import Epochs, PastVisits, spent
+from veilstream.records.participation import MOST_AT_ONCE, Epochs, PastVisits, spent
 from veilstream.streams.intake import Offered, SourceBookmark
-
-_Place = tuple[bytes, Sample | None]
-"""A client's keyed tag, and its record if that can be used."""
 
 
 class Outcome(NamedTuple):
@@ -31,7 +29,7 @@ class Outcome(NamedTuple):
     """Whether it took a place in a step; with the answer "refused", as a zero gradient."""
 
 
-class KnownOrder(LearnerEpochs):
+class ArrivingClients(LearnerEpochs):
     """A learner's clients, taken in the order in which they are handed over."""
 
     @without_values
@@ -62,7 +60,7 @@ class KnownOrder(LearnerEpochs):
         """
         self._refuse_own_order()
         self._planned = {}
-        places: list[_Place] = []
+        places: list[Arrival] = []
         (outcome,) = self._planned_places([Offered(client, sample, bookmark)], places)
         self._store_places(places)
         return outcome.answer
@@ -108,13 +106,13 @@ class KnownOrder(LearnerEpochs):
         if not self.pinned:
             raise InputError("round", None, "a round that has been begun", "call begin_round")
         stream, outcomes, failure, ended = iter(clients), list[Outcome](), None, False
-        while not ended and (steps := min(self.local.steps_wanted, self._steps_together)):
+        while not ended and (most := self._most_of_a_group()):
             self._planned = {}
             group: list[Offered] = []
-            places: list[_Place] = []
+            places: list[Arrival] = []
             came: list[Outcome] = []
             # Those who take no place are made up for, so that only the last step is short.
-            while not ended and (room := steps * self.terms.clients_per_step - len(places)):
+            while not ended and (room := most - len(places)):
                 looked_at = len(group)
                 try:
                     for given in itertools.islice(stream, room):
@@ -144,7 +142,13 @@ class KnownOrder(LearnerEpochs):
         tag = self.ledger.keyed(name)
         return not self._spent(tag, self.local.step, self.ledger.past_visits([tag]).get(tag))
 
-    def _planned_places(self, group: Sequence[Offered], places: list[_Place]) -> list[Outcome]:
+    def _most_of_a_group(self) -> int:
+        """Clients of the open round that are stored together next; 0 when it has all of them."""
+        if self._arrivals is not None:
+            return min(self.clients_wanted, MOST_AT_ONCE)
+        return min(self.local.steps_wanted, self._steps_together) * self.terms.clients_per_step
+
+    def _planned_places(self, group: Sequence[Offered], places: list[Arrival]) -> list[Outcome]:
         """What becomes of these records; adds a place for each client who takes one."""
         if not group:
             return []
@@ -154,10 +158,10 @@ class KnownOrder(LearnerEpochs):
         tags = [None if name is None else self.ledger.keyed(name) for name in names]
         stored = self.ledger.past_visits([tag for tag in tags if tag is not None])
         records = self._admission.admitted_together([offered.sample for offered in group])
-        for offered, tag, admitted in zip(group, tags, records, strict=True):
+        for offered, name, tag, admitted in zip(group, names, tags, records, strict=True):
             if offered.bookmark is not None:
                 self.epochs.note_read(offered.bookmark)
-            if tag is None:  # nobody: there is no place to take
+            if tag is None or name is None:  # nobody: there is no place to take
                 outcomes.append(Outcome(Answer.REFUSED, used=False))
                 continue
             step = self.local.step + len(places) // self.terms.clients_per_step
@@ -165,7 +169,7 @@ class KnownOrder(LearnerEpochs):
             if takes:
                 self._check_room(len(places))
                 self._planned.setdefault(tag, []).append(PastVisits(self.epoch, step, 1))
-                places.append((tag, admitted))
+                places.append(Arrival(tag, name, admitted))
             # Refused whether or not it takes its place: the answer says nothing of who took part.
             outcomes.append(Outcome(Answer.REFUSED if admitted is None else Answer.TAKEN, takes))
         return outcomes
@@ -175,17 +179,22 @@ class KnownOrder(LearnerEpochs):
             raise InputError("round", None, "a round that has been begun", "call begin_round")
         if planned >= self.clients_wanted:
             most = f"at most {self.terms.local_steps * self.terms.clients_per_step} clients a round"
+            if not self.takes_clients:
+                most = "nobody in an epoch's last window: no other follows, in which they would be used"
             raise InputError("client", "<not shown>", most, "finish_round")
 
-    def _store_places(self, places: Sequence[_Place]) -> None:
-        """Take these clients in steps of `clients_per_step`, the last with those that are left."""
-        if places:
+    def _store_places(self, places: Sequence[Arrival]) -> None:
+        """Take these clients in steps of `clients_per_step`, the last with those that are left; or for later."""
+        if places and self._arrivals is not None:
+            with self.epochs.whole_or_broken():
+                self._arrivals.take(places)
+        elif places:
             self.steps.check()
             with self.epochs.whole_or_broken():
                 many = self.terms.clients_per_step
                 self._store_steps([places[first : first + many] for first in range(0, len(places), many)])
 
-    def _store_steps(self, steps: Sequence[Sequence[_Place]]) -> None:
+    def _store_steps(self, steps: Sequence[Sequence[Arrival]]) -> None:
         """Compute and store steps together; a step without places is nobody's.
 
         Memory is ahead of the store until it is written; an interruption before leaves it `broken`.
@@ -194,12 +203,14 @@ class KnownOrder(LearnerEpochs):
         seeds = self._fresh_seeds(len(steps))
         local.prepare(seeds)
         for clients, seed in zip(steps, seeds, strict=True):
-            noisy = self.steps.noisy(local, [sample for _, sample in clients], seed)
+            noisy = self.steps.noisy(local, [client.sample for client in clients], seed)
             local.apply(noisy)
             self.ledger.reached("step-computed")
         keep = {secret_name(local.epoch, first): b"".join(seeds)}
         many = self.terms.clients_per_step
-        tags = [tag for clients in steps for tag in [*(tag for tag, _ in clients), *[None] * (many - len(clients))]]
+        tags = [
+            tag for clients in steps for tag in [*(client.tag for client in clients), *[None] * (many - len(clients))]
+        ]
         if len(tags) == 1:
             keep[f"noisy/{place}"] = pack_step(noisy)
             body = Body(epoch=local.epoch, step=first)
