@@ -20,6 +20,7 @@ A round takes at most ``local_steps * clients_per_step`` people, as in a known o
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -37,6 +38,8 @@ from veilstream.records.admission import Admission
 from veilstream.records.participation import MOST_AT_ONCE
 from veilstream.records.sample import Sample
 from veilstream.records.secret_order import chosen_steps
+
+_log = logging.getLogger(__name__)
 
 _SALT_BYTES = 16
 _TAG_BYTES = 32
@@ -73,6 +76,7 @@ class WindowRecords:
         )
         self._due: tuple[tuple[int, int], NDArray[Any]] | None = None
         """Epoch and window, and its records by step and tag; secret."""
+        self._said = -1
         self.most_a_round = most_of_a_round(
             self._rounds_of_window * self._most_a_round, self._rounds_of_window, all_rounds=terms.rounds
         )
@@ -124,6 +128,9 @@ class WindowRecords:
         over = [name for name in names if self._window_of(name) < self._now - 1]
         if over:
             self._epochs.forget_used(over)
+        if self._said != self._now:
+            self._said = self._now
+            self._say()
 
     def records(self, step: int) -> Iterator[list[Sample | None]]:
         """The records of one step, some at a time; None for one that cannot be used."""
@@ -139,6 +146,27 @@ class WindowRecords:
     def close(self) -> None:
         """Let go of what was read."""
         self._due = None
+
+    def _say(self) -> None:
+        """Log how full the window is: everybody beside the learner may know who arrived in the one before."""
+        windows = self._epochs.terms.rounds // self._rounds_of_window
+        full, due = self._rounds_of_window * self._most_a_round, self.due
+        _log.info(
+            "window %d of %d: %d people, of %d at most, who arrived in the one before have a step each that only this "
+            "learner knows%s",
+            self._now + 1,
+            windows,
+            due,
+            full,
+            "" if self.taking else "; nobody is taken any more, since no window follows",
+        )
+        if self._now and due < 0.5 * full:
+            _log.warning(
+                "a step has %.3g people on average, and its sum is divided by clients_per_step, which everyone agreed "
+                "on: the model moves %.2g times as far as it was tuned for",
+                due / self._window,
+                due / full,
+            )
 
     # --- what is stored -----------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from veilstream.federation.learner.source_start import fit_source
 from veilstream.federation.repeated_lines import RepeatedLines
 from veilstream.streams.intake import ClientSource, Offered, WholeSource
 from veilstream.streams.table_source import TableSource
-from veilstream.streams.waiting_source import WaitingSource
+from veilstream.streams.waiting_source import LiveSource, WaitingSource
 from veilstream.wording import counted
 
 _log = logging.getLogger(__name__)
@@ -130,6 +130,8 @@ class Daemon:
     def turn(self, round_: int) -> Iterator[None]:
         """A round begins with a slot; its reply leaves at a time of its own."""
         started = self._slot_starts()
+        if self.learner.pinned:  # since before this start
+            self._fix_reply_time()
         try:
             yield
         finally:
@@ -176,7 +178,8 @@ class Daemon:
         if learner.takes_whole_sources:
             return self._all_are_there()
         self._fix_reply_time()
-        if learner.clients_due:  # who arrives meanwhile is for the next window
+        somebody = learner.clients_due or (learner.takes_clients and learner.clients_waiting)
+        if somebody:  # is used in this window or in the next; who arrives meanwhile is welcome
             self._say(logging.DEBUG, "")
             return True
         if not learner.takes_clients:
@@ -232,7 +235,7 @@ class Daemon:
         try:
             if not self.learner.pinned:
                 self.wait_here()
-            return self._source.exhausted and not self.learner.clients_due and not self.learner.clients_waiting
+            return self._source.exhausted and not (self.learner.clients_due or self.learner.clients_waiting)
         finally:
             self.site.busy.release()
 
@@ -279,7 +282,8 @@ class Daemon:
             raise NoAnswer
 
     def _let_callers_go(self) -> None:
-        if self.takes_nobody is not None and isinstance(self._source, WaitingSource):
+        over = self.takes_nobody is not None if isinstance(self._source, LiveSource) else self.learner.over
+        if over and isinstance(self._source, WaitingSource):
             self._source.release()
 
     def close(self) -> None:
