@@ -85,6 +85,13 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
         console.print("  in a plan: unbounded = true, and no mechanism")
     if comparison.other_order is not None:
         console.print(f"[bold]Order[/bold]  {_other_order(comparison, comparison.other_order)}")
+    if comparison.without_window is not None:
+        times = comparison.without_window.error_published / comparison.recommended.error_published
+        console.print(
+            f"[bold]Window[/bold]  a record is used in one of the {comparison.setting.window} steps of the next window. "
+            "For records that are all there before an epoch begins, a secret order without a window would "
+            f"leave about {times:.2f} times this noise."
+        )
     if (sums := comparison.in_sums) is not None:
         console.print(f"[bold]Sums[/bold]  {_only_sums(comparison, sums)}")
     _print_model(console, comparison)
