@@ -85,10 +85,11 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
         console.print("  in a plan: unbounded = true, and no mechanism")
     if comparison.other_order is not None:
         console.print(f"[bold]Order[/bold]  {_other_order(comparison, comparison.other_order)}")
+    setting = comparison.setting
     if comparison.without_window is not None:
         times = comparison.without_window.error_published / comparison.recommended.error_published
         console.print(
-            f"[bold]Window[/bold]  a record is used in one of the {comparison.setting.window} steps of the next window. "
+            f"[bold]Window[/bold]  a record is used in one of the {setting.window} steps of the next window. "
             "For records that are all there before an epoch begins, a secret order without a window would "
             f"leave about {times:.2f} times this noise."
         )
@@ -100,7 +101,6 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
             f"[bold]Without an end[/bold]  {way}: at round {comparison.setting.rounds} "
             f"{relative:.2f}x the most noise of one that knew it to be the last."
         )
-    setting = comparison.setting
     console.print(
         f"[bold]People[/bold]  {setting.horizon} steps, with everyone taking part {setting.participation}, need at "
         f"least {setting.people_needed} people a learner."
