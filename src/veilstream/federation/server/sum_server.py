@@ -66,6 +66,7 @@ class SumServer(Server):
             self.masks = MaskingServer(self.rules, keys, self._identities, dim)
         else:
             self.masks = MaskingServer.unpack(kept, self.rules, self._identities, dim)
+        self._files.drop_torn_opening()
         openings = self._files.openings()
         while self.masks.round < self.fold.round:
             if self.masks.round not in openings:
