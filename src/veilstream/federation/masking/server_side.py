@@ -227,15 +227,29 @@ class MaskingServer:
             CannotUnmask: too many of the shares are wrong; more of them may help.
 
         """
-        what, now = self._named(), self._try
-        total = now.total.copy()
-        for member, secret in self._own_secrets(what).items():
+        what = self._named()
+        total, secrets = self._try.total.copy(), self._own_secrets(what)
+        for secret in secrets.values():
             add_mask(total, own_mask(secret), -1)
-            for place, hidden in now.sealed[member][1].items():
-                add_mask(total, masked_with(hidden, outside_pad(secret, place, what)), -1 if member < place else 1)
+        for member, seeds in self._outside(what, secrets).items():
+            for place, seed in seeds.items():
+                add_mask(total, seed, -1 if member < place else 1)
         certificate = self._certificate()
         self.moved_on(certificate)
         return Opened(what.members, as_units(total), certificate)
+
+    def outside_seeds(self) -> dict[int, dict[int, bytes]]:
+        """By member: of the masks that it shares with learners outside the set, when its own can be taken off."""
+        return self._outside(self._named(), self._own_secrets(self._named()))
+
+    def _outside(self, what: SetOfRound, secrets: Mapping[int, bytes]) -> dict[int, dict[int, bytes]]:
+        return {
+            member: {
+                place: masked_with(hidden, outside_pad(secret, place, what))
+                for place, hidden in self._try.sealed[member][1].items()
+            }
+            for member, secret in secrets.items()
+        }
 
     def _certificate(self) -> OpenCertificate:
         """The signatures of t who agree; more would prove no more."""
