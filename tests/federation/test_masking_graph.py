@@ -370,6 +370,33 @@ class LyingServer(RuleBasedStateMachine):
             self._tell(k, self._set(k, r, a, out))
             self._tell(k, self._set(k, r, a, frozenset()))
 
+    @rule(r=st.integers(0, 2), out=outs, other=outs, voiding=st.integers(0, MANY), agreeing=st.integers(0, MANY))
+    def two_attempts(self, r, out, other, voiding, agreeing):
+        """Both are driven as far as learners let them: some void the first, and all are asked to open both."""
+        for k in set(range(MANY)) - out:
+            self._mask(k, r, 1)
+            self._seal(k, self._set(k, r, 1, out))
+        for k in range(agreeing):
+            self._agree(k, self._set(k, r, 1, out))
+        self.void(range(MANY - voiding, MANY), r, 1)
+        self.open_all(r, 1, out)
+        for k in set(range(MANY)) - other:
+            self._mask(k, r, 2)
+            self._seal(k, self._set(k, r, 2, other))
+        for k in range(MANY):
+            self._agree(k, self._set(k, r, 2, other))
+        self.open_all(r, 2, other)
+        self.open_all(r, 1, out)
+
+    def open_all(self, r, a, out):
+        for k in range(MANY):
+            self._tell(k, self._set(k, r, a, out))
+
+    @rule(k=st.integers(0, MANY - 1), drop=st.integers(0, 6))
+    def isolate(self, k, drop):
+        """A set without most of one learner's neighbours, but for colluding ones."""
+        self.honest_round(0, 1, frozenset(sorted(self.links.near(k) & set(self.loyal))[:drop]))
+
     @rule(r=st.integers(0, 2), a=st.integers(1, 2), out=outs)
     def honest_round(self, r, a, out):
         here = frozenset(range(MANY)) - out
@@ -432,5 +459,5 @@ class LyingServer(RuleBasedStateMachine):
 
 TestLyingServerWithAGraph = LyingServer.TestCase
 TestLyingServerWithAGraph.settings = settings(
-    max_examples=12, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=20, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -213,7 +213,7 @@ class MaskingLearner:
     def take_keys(self, content: bytes, identities: Mapping[str, bytes]) -> LearnerState:
         """Take the run's list of keys; ``identities`` are trusted, whoever sent the list.
 
-        Another list is taken only after one whose graph is drawn, before anything was masked, voided or opened under it,
+        Another list is taken only after one whose graph is drawn, before anything was masked or voided under it,
         and `LISTS` times at most.
         """
         state = self.state
