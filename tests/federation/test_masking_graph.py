@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.federation.test_masking import Group
 from veilstream import mask_graph as graphs
 from veilstream.errors import ProtocolError, VeilstreamError
-from veilstream.federation.masking import learner_side, server_side
+from veilstream.federation.masking import decisions, learner_side, server_side
 from veilstream.federation.masking.learner_side import LearnerState, MaskingLearner
+from veilstream.federation.masking.links import Links
 from veilstream.federation.masking.rules import Rules
 from veilstream.federation.masking.server_side import MaskingServer
 from veilstream.federation.masking.statements import (
@@ -400,10 +401,11 @@ class LyingServer(RuleBasedStateMachine):
     @rule(r=st.integers(0, 2), a=st.integers(1, 2), out=outs)
     def honest_round(self, r, a, out):
         here = frozenset(range(MANY)) - out
-        for step in (self._seal, self._agree, self._tell):
-            for k in here:
-                if step == self._seal:
-                    self._mask(k, r, a)
+        for k in here:
+            self._mask(k, r, a)
+            self._seal(k, self._set(k, r, a, out))
+        for step in (self._agree, self._tell):
+            for k in range(MANY):
                 step(k, self._set(k, r, a, out))
         what = self._set(0, r, a, out)
         if what in self.agreed:
@@ -455,6 +457,59 @@ class LyingServer(RuleBasedStateMachine):
         for each in known.values():
             assert len({each[k] for k in always}) <= 1
         self.seen = max(getattr(self, "seen", 0), len(known))
+
+
+ATTACKS = {
+    "tell": lambda server: server.two_attempts(0, frozenset(), frozenset(), MANY, 0),
+    "mask": lambda server: server.two_attempts(0, frozenset(), frozenset(), 0, MANY),
+    "joined": lambda server: server.isolate(lonely(server), 5),
+    "bound": lambda server: server.whole_round(0, 1, frozenset({0, 1}), 7, MANY),
+}
+
+
+def driven() -> LyingServer:
+    server = LyingServer()
+    server.begin(2, False)
+    return server
+
+
+def lonely(server: LyingServer) -> int:
+    """An honest learner with most colluding neighbours."""
+    return max(server.loyal, key=lambda k: len(server.links.near(k) - set(server.loyal)))
+
+
+@pytest.mark.parametrize("broken", ["tell", "mask", "joined"])
+def test_the_machine_finds_what_is_broken_on_purpose(monkeypatch, broken):
+    """Pads before enough agree; attempts without proof that those before are void; sets that isolate a learner."""
+    tell, mask = decisions.tell, decisions.mask
+    if broken == "tell":
+        monkeypatch.setattr(decisions, "tell", lambda now, rules, *asked: tell(now, rules, *asked[:-1], MANY))
+    elif broken == "mask":
+        monkeypatch.setattr(decisions, "mask", lambda now, rules, r, a, _: mask(now, rules, r, a, a - 1))
+    else:
+        monkeypatch.setattr(Links, "lacking", lambda links, members: frozenset())
+        monkeypatch.setattr(Links, "least", 0)
+    server = driven()
+    try:
+        ATTACKS[broken](server)
+        with pytest.raises(AssertionError):
+            server.one_sum_a_round_with_honest_learners_enough()
+    finally:
+        server.teardown()
+
+
+def test_none_of_these_attacks_gets_more_than_one_sum():
+    for attack in ATTACKS.values():
+        server = driven()
+        attack(server)
+        server.one_sum_a_round_with_honest_learners_enough()
+        server.teardown()
+    server = driven()
+    server.honest_round(0, 1, frozenset())
+    server.honest_round(1, 1, frozenset({3}))
+    server.one_sum_a_round_with_honest_learners_enough()
+    server.teardown()
+    assert server.seen == 2, "rounds that nobody attacks are opened"
 
 
 TestLyingServerWithAGraph = LyingServer.TestCase
