@@ -14,22 +14,25 @@ the paths.
 was opened of it. A state is known again by 16 bytes of its hash: that two of N states share them has probability below
 N²/2^129, for a million of them 2e-27.
 
-**What is not gone through** where learners run the deployed functions (`Search.settled`). What the server has only ever
-lets it do more and know more: `_signers`, `_proved_void`, certificates and known sums grow with it. So a path on which
-it has more, and learners can still do all that they could, stands for one on which it has less:
+**What is not gone through** (`Search.settled`, for learners that keep to the rules). What the server has only
+ever lets it do more and know more: who agreed, what is proved void, certificates and known sums grow with it. So a path
+on which it has more, and learners can still do all that they could, stands for one on which it has less:
 
 * A learner masks its first attempt as it comes to a round. A first message stops no learner from anything: proof of a
   later round, which it takes only before it has masked, leads where the proofs one by one do.
-* An attempt is *dead* in a state if no set of it has been shared for or can still get all signatures, or fewer than t
-  learners have shared or still may. Nobody can ever know a sum of it, now or later, nor show a certificate. What was
-  masked, signed and shared in it is forgotten; voids are kept, since they prove the next attempt.
+* An attempt is *dead* in a state if fewer than t learners have agreed on a set of it, or still may. No own mask of it
+  can ever be taken off, nor has it a certificate. What was masked, sealed and agreed on in it is forgotten; voids are
+  kept, since they prove the next attempt.
 * Where a dead attempt's void is proved, so that another void of it adds nothing, every learner of the round is taken to
   have signed one, and masks the next attempt: what else it could do in the dead one leads to nothing.
 * In the last round nobody moves on: that would only end what a learner can be asked.
 
 What the server then knows follows from the masks alone. Of attempt a, let G be the graph on honest learners with an
-edge where neither has given their pairwise mask away. The sums that it can compute are those over components of G of
-which every learner's message has come and every own mask has t shares out. `check` asks of every state:
+edge where their pairwise mask is not known. The sums that it can compute are those over components of G of
+which every learner's message has come and every own mask has shares enough out, for the set that its learner has
+sealed for. Then the masks that it shares with those outside that set are known, too. What t learners have agreed to
+open counts as known, since learners go on as if it were, though somebody may not have sealed. `wrong` asks of every
+state:
 
     1. of a round, over all attempts, at most one component is known, and it has h learners at least;
     2. no step of a learner is in two known sums;
@@ -57,8 +60,8 @@ from veilstream.federation.masking.rules import Rules
 T = TypeVar("T")
 Set = frozenset[int]
 Fact = tuple[str, int, int, Set]
-"""What the server has of an attempt: "mask" (a learner's message; the set is of the rounds that it holds), "sign",
-"share" or "void", by which learner, in which attempt."""
+"""What the server has of an attempt: "mask" (a learner's message; the set is of the rounds that it holds), "sign"
+(it has sealed), "share" (it agrees), "tell" or "void", by which learner, in which attempt."""
 Facts = frozenset[Fact]
 _NOTHING: Set = frozenset()
 
@@ -70,10 +73,13 @@ class Conduct:
     mask: Callable[..., Standing] = decisions.mask
     sign: Callable[..., Standing] = decisions.sign
     share: Callable[..., Standing] = decisions.share
+    tell: Callable[..., Standing] = decisions.tell
     void: Callable[..., Standing] = decisions.void
     moved_on: Callable[..., tuple[Standing, bool]] = decisions.moved_on
     remembers: bool = True
     """Whether nothing leaves before the standing is written down."""
+    may_reduce: bool = True
+    """Whether it keeps to what `Search.settled` counts on: nobody agrees after a void, nor tells before t agree."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,11 @@ class Case:
     eager: bool = False
     """Whether every learner masks the first attempt as it comes to a round. That takes nothing from the server, since a
     first message stops no learner from anything, and makes states fewer."""
+    two_steps: bool = False
+    """Whether pads are told when t have agreed, as where a graph says who holds shares. One more than collude
+    then gives an own mask. All are neighbours in so small a case."""
+    bound: bool = True
+    """Whether what is sealed is of use for its set alone."""
 
     @property
     def loyal(self) -> int:
@@ -108,16 +119,16 @@ class Search:
     """All states of one case, depth first."""
 
     def __init__(self, case: Case, *, reduced: bool | None = None) -> None:
-        """``reduced``: go through settled states only; by default where learners run the deployed functions."""
+        """``reduced``: go through settled states only; by default where learners keep to what that counts on."""
         self.case = case
-        self.reduced = case.eager and case.conduct == Conduct() if reduced is None else reduced
+        self.reduced = case.eager and case.conduct.may_reduce if reduced is None else reduced
         everybody = range(case.rules.learners)
         self._sets = [
             frozenset(members) for size in everybody for members in itertools.combinations(everybody, size + 1)
         ]
         self._orders = list(itertools.permutations(range(case.loyal)))
         self.decide = cache(self._decide)
-        self.known_sums = cache(self._known_sums)
+        self.known_sums, self.sums = cache(self._known_sums), cache(self._sums)
         self.renamed = cache(self._renamed)
         self.renamed_facts = cache(self._renamed_facts)
         self.about = cache(self._about)
@@ -150,7 +161,7 @@ class Search:
                 return conduct.void(now, *asked)
             if kind == "mask":
                 return conduct.mask(now, rules, *asked)
-            return (conduct.sign if kind == "sign" else conduct.share)(now, rules, *asked)
+            return {"sign": conduct.sign, "share": conduct.share, "tell": conduct.tell}[kind](now, rules, *asked)
         except VeilstreamError:
             return None
 
@@ -185,8 +196,10 @@ class Search:
             for members in self._sets:
                 asked = (round_, attempt, standing.core, members)
                 yield ("sign", me, attempt, members), self.decide("sign", standing, *asked)
-                if signers := self._signers(seen, attempt, members):
-                    yield ("share", me, attempt, members), self.decide("share", standing, *asked, signers)
+                yield ("share", me, attempt, members), self.decide("share", standing, *asked)
+                if case.two_steps:
+                    agreed = len(self._helpers(seen, "share", attempt, members)) + case.colluders
+                    yield ("tell", me, attempt, members), self.decide("tell", standing, *asked, agreed)
 
     def settled(self, now: State) -> State:
         """The same state without what can have no consequences, and with all that stops nobody from anything."""
@@ -206,14 +219,13 @@ class Search:
                 for me, standing in enumerate(learners):
                     if (standing.round, standing.masked) != (round_, attempt):
                         continue
-                    learners[me] = replace(standing, signed=_NOTHING)
-                    if standing.opened is not None:
-                        learners[me] = replace(learners[me], opened=(attempt, _NOTHING))
-                    if proved:
-                        voided = max(standing.voided, attempt)
-                        learners[me] = replace(learners[me], opened=None, voided=voided)
-                        if attempt < case.attempts:
-                            self._mask(learners, seen, now.pending, me, attempt + 1, attempt)
+                    opened, of_this = standing.opened, standing.opened is not None and standing.opened[0] <= attempt
+                    if of_this:  # else of a later attempt, in which it is no member
+                        opened = None if proved else (attempt, _NOTHING)
+                    voided = max(standing.voided, attempt) if proved else standing.voided
+                    learners[me] = replace(standing, signed=_NOTHING, opened=opened, voided=voided)
+                    if proved and attempt < case.attempts:
+                        self._mask(learners, seen, now.pending, me, attempt + 1, attempt)
         return State(tuple(learners), now.pending, tuple(seen))
 
     def _mask(
@@ -228,35 +240,13 @@ class Search:
     def _dead(self, learners: Sequence[Standing], seen: Facts, round_: int, attempt: int) -> bool:
         """Whether no sum of this attempt can ever be known, whatever is asked from here on."""
         case = self.case
-        here = [f for f in seen if f[2] == attempt]
-        if not here:
-            return False
-        shared = {f[1] for f in here if f[0] == "share"}
+        shared = {f[1] for f in seen if f[0] == "share" and f[2] == attempt}
         still = {
             who
             for who, standing in enumerate(learners)
             if standing.round < round_ or (standing.round == round_ and standing.voided < attempt)
         }
-        if len(shared | still) + case.colluders < case.rules.threshold:
-            return True
-        if shared:
-            return False
-        signed = {(f[1], f[3]) for f in here if f[0] == "sign"}
-        return not any(
-            all(
-                (who, members) in signed or self._may_sign(learners[who], round_, attempt)
-                for who in members
-                if who < case.loyal
-            )
-            for members in self._sets
-        )
-
-    @staticmethod
-    def _may_sign(now: Standing, round_: int, attempt: int) -> bool:
-        """Whether it could sign a set of this attempt for the first time, as far as it alone is concerned."""
-        if now.round != round_:
-            return now.round < round_
-        return now.voided < attempt and (now.masked < attempt or (now.masked == attempt and now.signed is None))
+        return len(shared | still) + case.colluders < case.rules.threshold
 
     def _moved_on(self, now: State, me: int, round_: int) -> Iterator[State]:
         case, seen = self.case, now.seen[round_]
@@ -285,9 +275,21 @@ class Search:
             core &= max(opened, key=opened.count) if opened else core
         return core
 
-    def _signers(self, seen: Facts, attempt: int, members: Set) -> Set:
-        """Whose signatures of a set the server has; colluding ones sign anything."""
-        return frozenset(k for k in members if k >= self.case.loyal or ("sign", k, attempt, members) in seen)
+    def _helpers(self, seen: Facts, kind: str, attempt: int, members: Set) -> Set:
+        """Which honest learners agreed on a set (or told pads for it)."""
+        return frozenset(k for k in range(self.case.loyal) if (kind, k, attempt, members) in seen)
+
+    def _opened_own(self, seen: Facts, attempt: int, who: int) -> Set | None:
+        """The set for which this learner's own mask can be taken off; None while it cannot."""
+        case = self.case
+        kind, need = ("tell", case.colluders + 1) if case.two_steps else ("share", case.rules.threshold)
+        for fact in seen:
+            if fact[:3] != ("sign", who, attempt):
+                continue
+            sets = [fact[3]] if case.bound else [f[3] for f in seen if f[0] == kind and f[2] == attempt and who in f[3]]
+            if any(len(self._helpers(seen, kind, attempt, each)) + case.colluders >= need for each in sets):
+                return fact[3]
+        return None
 
     def _proved_void(self, seen: Facts) -> int:
         """The highest attempt of which it can show a certificate."""
@@ -301,12 +303,12 @@ class Search:
         """Of a round that all have left, only what is known of it."""
         seen = list(now.seen)
         for round_ in range(self.case.rounds):
-            if all(standing.round > round_ for standing in now.learners) and len(self.known_sums(seen[round_])) == 1:
-                (known,) = self.known_sums(seen[round_])
+            if all(standing.round > round_ for standing in now.learners) and len(self.sums(seen[round_])) == 1:
+                (known,) = self.sums(seen[round_])
                 shared = [f[2:] for f in seen[round_] if f[0] == "share"]
                 _, members = max(shared, key=shared.count)  # the set with a certificate
                 facts = [("mask", who, 1, held) for who, held in known.items()]
-                facts += [(kind, who, 1, members) for kind in ("sign", "share") for who in known]
+                facts += [(kind, who, 1, members) for kind in ("sign", "share", "tell") for who in known]
                 seen[round_] = frozenset(facts)
         return replace(now, seen=tuple(seen))
 
@@ -315,14 +317,14 @@ class Search:
         found: dict[tuple[int, ...], dict[int, Set]] = {}
         for attempt in range(1, self.case.attempts + 1):
             came = {f[1]: f[3] for f in seen if f[0] == "mask" and f[2] == attempt}
-            shared = [f for f in seen if f[0] == "share" and f[2] == attempt]
-            bare = {
-                who
-                for who in came
-                if len({f[1] for f in shared if who in f[3]}) + self.case.colluders >= self.case.rules.threshold
+            own = {who: self._opened_own(seen, attempt, who) for who in came}
+            bare = {who for who, members in own.items() if members is not None}
+            given = {
+                frozenset((who, other))
+                for who, members in own.items()
+                for other in range(self.case.loyal)
+                if members is not None and other not in members
             }
-            signed = [f for f in seen if f[0] == "sign" and f[2] == attempt]
-            given = {frozenset((f[1], other)) for f in signed for other in range(self.case.loyal) if other not in f[3]}
             left = set(range(self.case.loyal))
             while left:
                 part, edge = set[int](), {left.pop()}
@@ -336,11 +338,22 @@ class Search:
                     found[(attempt, *sorted(part))] = {who: came[who] for who in sorted(part)}
         return tuple(found.values())
 
+    def _sums(self, seen: Facts) -> tuple[dict[int, Set], ...]:
+        """The same, with what t learners have agreed to open as if it were known; who has not masked adds no steps."""
+        known, found = self.known_sums(seen), list[dict[int, Set]]()
+        for attempt, members in {(f[2], f[3]) for f in seen if f[0] == "share"}:
+            if len(self._helpers(seen, "share", attempt, members)) + self.case.colluders >= self.case.rules.threshold:
+                came = {f[1]: f[3] for f in seen if f[0] == "mask" and f[2] == attempt}
+                agreed = {who: came.get(who, _NOTHING) for who in sorted(members) if who < self.case.loyal}
+                if agreed not in (*known, *found):
+                    found.append(agreed)
+        return (*known, *found)
+
     def wrong(self, now: State) -> str | None:
         """What the server has learned that it must not; None where the state is as promised."""
         known: list[dict[int, Set]] = []
         for round_, seen in enumerate(now.seen):
-            sums = self.known_sums(seen)
+            sums = self.sums(seen)
             if len(sums) > 1:
                 return f"two sums of round {round_}: {[sorted(each) for each in sums]}"
             known += sums
@@ -353,7 +366,7 @@ class Search:
         always = frozenset.intersection(*(frozenset(each) for each in known)) if known else _NOTHING
         if known and len(always) < self.case.rules.honest:
             return f"only {len(always)} honest learners are in every sum"
-        if any(len({each[who] for who in always}) > 1 for each in known):
+        if any(len({each[who] for who in always if each[who]}) > 1 for each in known):
             return "learners that are in every sum add different steps to one"
         return None
 
@@ -469,8 +482,8 @@ def _shares_twice(now: Standing, rules: Rules, *asked: object) -> Standing:
     return decisions.share(replace(now, opened=None), rules, *asked)
 
 
-def _shares_unsigned(now: Standing, rules: Rules, r: int, a: int, core: Set, members: Set, _: Set) -> Standing:
-    return decisions.share(replace(now, masked=a, signed=members), rules, r, a, core, members, members)
+def _tells_alone(now: Standing, rules: Rules, *asked: object) -> Standing:
+    return decisions.tell(now, rules, *asked[:-1], rules.threshold)
 
 
 def _masks_without_proof(now: Standing, rules: Rules, r: int, a: int, _: int) -> Standing:
@@ -488,19 +501,26 @@ def _forgets_core(now: Standing, rules: Rules, r: int, a: int, core: Set, member
 
 SABOTAGES: dict[str, Case] = {
     "a threshold that is too low": Case(LowThreshold(3, 1, 0), 0, 1, 1),
-    "two sets are signed": Case(Rules(3, 2, 0), 0, 1, 1, Conduct(sign=_signs_any)),
-    "shares after a void": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_after_void), eager=True),
+    "shares after a void": Case(
+        Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_after_void, may_reduce=False), eager=True
+    ),
     "shares for two sets": Case(
         Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_twice, mask=_masks_without_proof), eager=True
     ),
-    "shares without all signatures": Case(Rules(3, 2, 0), 0, 1, 1, Conduct(share=_shares_unsigned)),
+    "seals for two sets, bound to neither": Case(Rules(3, 2, 0), 0, 1, 1, Conduct(sign=_signs_any), bound=False),
+    "pads before enough agree": Case(
+        Rules(3, 2, 0), 0, 1, 2, Conduct(tell=_tells_alone, may_reduce=False), eager=True, two_steps=True
+    ),
     "attempts without proof of void": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(mask=_masks_without_proof), eager=True),
-    "nothing is durable": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(remembers=False)),
-    "the core is forgotten": Case(Rules(3, 2, 0), 0, 2, 1, Conduct(moved_on=_forgets_core)),
+    "nothing is durable": Case(Rules(3, 2, 0), 0, 1, 1, Conduct(remembers=False, may_reduce=False), eager=True),
+    "the core is forgotten": Case(Rules(3, 2, 0), 0, 2, 1, Conduct(moved_on=_forgets_core), eager=True),
 }
 CASES: dict[str, Case] = {
     "3 learners, 2 rounds, 2 attempts, 2 honest": Case(Rules(3, 2, 0), 0, 2, 2, eager=True),
     "3 learners, 2 rounds, 2 attempts, 1 of them colluding": Case(Rules(3, 2, 1), 1, 2, 2, eager=True),
+    "3 learners, 2 rounds, 2 attempts, 1 of them colluding, two steps": Case(
+        Rules(3, 2, 1), 1, 2, 2, eager=True, two_steps=True
+    ),
     "3 learners, 2 rounds, 2 attempts, floor of 1": Case(Rules(3, 1, 0), 0, 2, 2, eager=True),
 }
 LONG: dict[str, Case] = {

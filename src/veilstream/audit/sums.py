@@ -45,11 +45,11 @@ from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.learner.masked_rounds import MaskedRounds
 from veilstream.federation.masking.learner_side import MaskedMessage
-from veilstream.federation.masking.masks import SEED_BYTES, Words, add_mask
+from veilstream.federation.masking.masks import Words, add_mask
 from veilstream.federation.masking.requests import KeysRequest, MaskRequest, VoidRequest, run_on_terms
 from veilstream.federation.masking.rules import Rules
 from veilstream.federation.masking.server_side import MaskingServer
-from veilstream.federation.masking.statements import SIGNATURE_BYTES, KeyList, KeyOffer, OpenCertificate, unpack_parts
+from veilstream.federation.masking.statements import KeyList, KeyOffer, OpenCertificate, unpack_parts
 from veilstream.federation.protocol.messages import Buffer, Request
 from veilstream.learning.tasks import Task
 from veilstream.mechanisms.participation import ONCE
@@ -248,7 +248,7 @@ class _Run:
         self._mask(here, late=presence == "late")
         if presence == "vanishes":
             masks.name()
-            self._sign([k for k in here if k != self.outside])
+            self._seal([k for k in here if k != self.outside])
             request = VoidRequest(masks.at, self._proofs(0), masks.proof).pack()
             for k in here:
                 if k != self.outside:
@@ -259,10 +259,10 @@ class _Run:
         members = sorted(masks.masked)
         increments = {k: np.array(sites[k].learner.increment(r)) for k in members}
         masks.name()
-        given = self._sign(members)
-        self._strip(given)
+        self._seal(members)
         for k in members:
             masks.take_shares(k, sites[k].ask("open", masks.share_request(k, self._proofs(k)).pack()))
+        self._strip(masks.outside_seeds())
         opened = masks.open()
         self.unlike += not np.array_equal(sum(increments.values()), opened.total)
         self._write_down(r, opened.total, increments)
@@ -280,7 +280,7 @@ class _Run:
         for k in here:
             request = MaskRequest(masks.at, self._proofs(k), masks.proof, self.x.astype("<f4").tobytes())
             content = self.sites[k].ask("mask", request.pack())
-            words = MaskedMessage.unpack(content, len(self.sites)).words.copy()
+            words = MaskedMessage.unpack(content).words.copy()
             self.uniform["as they are sent"].add(words)
             if k in self._last:
                 self.uniform["two of one learner"].add(words - self._last[k])
@@ -290,24 +290,21 @@ class _Run:
             else:
                 masks.take_masked(k, content)
 
-    def _sign(self, members: Sequence[int]) -> dict[int, bytes]:
-        """Signatures; by signer, the keys of its masks with those who were left out."""
-        masks, given = self.masks, {}
+    def _seal(self, members: Sequence[int]) -> None:
+        """Shares for the set, and the keys of masks with those who were left out."""
+        masks = self.masks
         what = masks.name()
         for k in members:
-            answer = self.sites[k].ask("set", what.pack())
-            masks.take_signed(k, answer)
-            given[k] = answer[SIGNATURE_BYTES:]
-        return given
+            masks.take_signed(k, self.sites[k].ask("set", what.pack()))
 
-    def _strip(self, given: dict[int, bytes]) -> None:
+    def _strip(self, given: dict[int, dict[int, bytes]]) -> None:
         """Take all pairwise masks off the message of a learner that was left out, as the server can."""
-        self.given += [seeds[:SEED_BYTES] for seeds in given.values() if len(seeds) == SEED_BYTES]
+        self.given += [seed for seeds in given.values() for seed in seeds.values()]
         bare = self._late
         if bare is None:
             return
         for signer, seeds in given.items():
-            add_mask(bare, seeds[:SEED_BYTES], 1 if signer < self.outside else -1)
+            add_mask(bare, seeds[self.outside], 1 if signer < self.outside else -1)
         self.uniform["left out"].add(bare)
         if self._last_bare is not None:
             self.uniform["left out"].add(bare - self._last_bare)

@@ -14,6 +14,7 @@ from veilstream.wording import counted, shown_lines
 
 if TYPE_CHECKING:
     from veilstream.plans.comparison import Comparison, OnlySums, OtherOrder
+    from veilstream.privacy.guarantee import SumTrust
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -131,12 +132,27 @@ def _only_sums(comparison: Comparison, sums: OnlySums) -> str:
     if comparison.setting.trust is not None:
         return (
             f"this promise counts on {counted(sums.honest, 'honest learner')} in every round, of which each adds "
-            f"1/√{sums.honest} of the noise; {floor}."
+            f"1/√{sums.honest} of the noise; {floor}.{_graph(comparison.setting.trust)}"
         )
     ratio = sums.error_published / comparison.recommended.error_published
     return (
         f'privacy.trust = "sum" with honest = {sums.honest} would leave {sums.error_published:.3g} in what is '
         f"published: {ratio:.2f}x the recommended. It then counts on {sums.honest} learners; {floor}."
+    )
+
+
+def _graph(trust: SumTrust) -> str:
+    """With whom learners share masks, where that is not everybody."""
+    from veilstream.mask_graph import mask_graph
+
+    graph = mask_graph(trust.learners, trust.colluding)
+    if graph is None:
+        return ""
+    failure = trust.graph_failure
+    fails = f"; that it does not keep sums together has probability {failure:.1g}, counted in delta" if failure else ""
+    return (
+        f" Each learner shares masks with {graph.degree} others, in a graph that all draw{fails}. Rounds need "
+        f"{graph.least_set} learners."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 from collections import Counter, defaultdict
@@ -12,11 +13,14 @@ from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.keys.peers import PeerCertificates
+from veilstream.federation.masking.links import Links, drawn
 from veilstream.federation.masking.requests import KeysRequest, run_on_terms
 from veilstream.federation.masking.rules import Rules
 from veilstream.federation.masking.statements import KeyList, OpenCertificate
 from veilstream.federation.server.checkpoint import RunHead
 from veilstream.federation.server.masking_files import KEYS, OPENINGS, MaskingFiles
+from veilstream.mask_graph import mask_graph
+from veilstream.privacy.guarantee import SumTrust
 from veilstream.runs.folder import Run
 from veilstream.runs.tables import table_rows
 
@@ -56,6 +60,7 @@ def opened_sums(run: Run, head: RunHead, keys: ServerKeys) -> OpenedSums:
     if kept is None:
         raise InputError("run", str(run.path / KEYS), "the run's list of keys", _WHOLE)
     listed, identities = _keys(run, head, keys, kept)
+    rules = dataclasses.replace(rules, links=_links(run, listed, kept, trust))
     digest, core = listed.digest(), frozenset(range(len(listed.names)))
     parts: Counter[str] = Counter()
     releases = _listed(run.path / "releases.csv")
@@ -73,6 +78,16 @@ def opened_sums(run: Run, head: RunHead, keys: ServerKeys) -> OpenedSums:
         if why is not None:
             raise InputError("run", str(path), f"a certificate of round {r} that holds: {why}", _WHOLE)
     return OpenedSums(head.round, rules.threshold, frozenset(listed.names[place] for place in core), parts)
+
+
+def _links(run: Run, listed: KeyList, kept: KeysRequest, trust: SumTrust) -> Links:
+    """Who shares masks with whom: all pairs, or the graph that follows from what every learner told."""
+    many = len(listed.offers)
+    graph = mask_graph(many, trust.colluding)
+    try:
+        return Links(many, graph, b"" if graph is None else drawn(listed, kept.told))
+    except ProtocolError as error:
+        raise InputError("run", str(run.path / KEYS), f"the draw of its learners' graph ({error})", _WHOLE) from error
 
 
 def _keys(run: Run, head: RunHead, keys: ServerKeys, kept: KeysRequest) -> tuple[KeyList, list[bytes]]:
@@ -104,6 +119,8 @@ def _wrong(
         return "it says otherwise which learners took part in all rounds before"
     if len(what.members) < rules.least or not rules.enough_core(len(core & what.members)):
         return f"its set of {len(what.members)} learners is too small"
+    if not rules.joined(what.members):
+        return "its set has learners with too few neighbours in it"
     try:
         signers = certificate.signatures.check(what.open_content(), identities)
     except ProtocolError:

@@ -1,8 +1,8 @@
 """What a server that sees only sums keeps beside its checkpoint.
 
     keys.bin      the run's list of keys, with the certificates of those who gave them
-    openings.bin  a certificate for every round: who was part of its sum, signed by those who opened it
-    masks.bin     the set that was named last, with the sum under its masks and the sealed shares
+    openings.bin  a certificate for every round: who was part of its sum, signed by those who agreed on it
+    masks.bin     the set that was named last, with the sum under its masks
 
 A server that is killed asks for the same set again: the learners' answers are the same bytes.
 """
