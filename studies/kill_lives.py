@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 from tests.support.known_secrets import unguarded
 
-import veilstream.deployment.learner as learner_module
+import veilstream.deployment.learner_epochs as learner_module
 import veilstream.deployment.ledger.store as store_module
 import veilstream.deployment.ledger.witness as witness_module
 import veilstream.deployment.local_rounds as local_rounds

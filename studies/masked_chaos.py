@@ -2,8 +2,7 @@
 
     python -m studies.masked_chaos --rounds 1000 --every 1.5 --learners 10
 
-Server and learners are the commands that people run; whatever dies is started again, and one learner in ten stays away
-for some seconds. In the end:
+How processes are killed and stay away is in `studies.process_kills`. In the end:
 
 * the run is complete, every ledger verifies, and every round has one certificate: the set that was opened;
 * no learner has shared for two sets of a round of which it had no proof that the first can never be opened;
@@ -18,45 +17,36 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import sys
 import tempfile
-import time
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from studies.chaos import _again, _kill_one, _lines
+from studies import process_kills
+from studies.process_kills import Chaos, names_of, run_to_the_end
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
-from veilstream.federation.addresses import free_port
-from veilstream.federation.demo import direct_processes
-from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.masking.rules import Rules
-from veilstream.federation.processes import Child
 from veilstream.federation.server.masking_files import MaskingFiles
 from veilstream.plans.plan import Plan
 
 
 @dataclass
-class Report:
+class Report(process_kills.Report):
     """What was done, and what was found."""
 
-    learners: int
-    rounds: int
-    seconds: float = 0.0
-    kills: Counter[str] = field(default_factory=Counter)
-    absences: int = 0
     attempts: int = 0
     """Rounds that took more than one attempt."""
     parts: int = 0
     """Learners' increments in all sums together."""
-    violations: Counter[str] = field(default_factory=Counter)
+    core: int = 0
+    """Learners that were in every sum."""
 
 
 def plan_of(learners: int, rounds: int) -> Plan:
-    """A small run; two thirds of the learners must stay honest and present."""
+    """A small run, with one learner in ten colluding."""
     return Plan.parse(
         f"""
         name = "masked-chaos"
@@ -72,6 +62,7 @@ def plan_of(learners: int, rounds: int) -> Plan:
         delta = 1e-5
         trust = "sum"
         honest = 1
+        colluding = {learners // 10}
         [federation]
         quorum = 0.6
         grace_s = 2
@@ -86,53 +77,19 @@ def plan_of(learners: int, rounds: int) -> Plan:
 
 
 def study(
-    folder: Path, learners: int = 3, rounds: int = 40, every_s: float = 3.0, seed: int = 0, limit_s: float = 3000.0
+    folder: Path,
+    learners: int = 3,
+    rounds: int = 40,
+    every_s: float = 3.0,
+    absent: float = 0.1,
+    seed: int = 0,
+    limit_s: float = 3000.0,
 ) -> Report:
     """Run to the end while processes die, then look at what is left."""
-    rng, plan = np.random.default_rng(seed), plan_of(learners, rounds)
-    names = [f"learner-{i}" for i in range(learners)]
-    make_keys(folder / "keys", ["127.0.0.1", "localhost"], names)
-    (folder / "plan.toml").write_text(plan.to_toml())
-    sources = {name: f"plan:{place}" for place, name in enumerate(names)}
-    children = direct_processes(folder, sources, free_port())
-    report, began = Report(learners, rounds), time.monotonic()
-    try:
-        for child in children:
-            child.start()
-        _live(children, folder, every_s, rng, report, began + limit_s)
-    finally:
-        for child in children:
-            child.end()
-    report.seconds = time.monotonic() - began
-    if (folder / "run/summary.json").exists():
-        _look(folder, plan, names, report)
+    plan, report = plan_of(learners, rounds), Report(learners, rounds)
+    if run_to_the_end(folder, plan, report, Chaos(every_s, absent, limit_s), seed):
+        _look(folder, plan, names_of(learners), report)
     return report
-
-
-def _live(
-    children: list[Child], folder: Path, every_s: float, rng: np.random.Generator, report: Report, until: float
-) -> None:
-    due, away = 0.0, dict[int, float]()
-    while not (folder / "run/summary.json").exists():
-        now = time.monotonic()
-        if now > until:
-            report.violations["not complete"] += 1
-            return
-        for place, child in enumerate(children):
-            if not child.running and child.exit_code not in (None, 0, -9, -15):
-                report.violations[f"gave up with {child.exit_code}: {child.last_lines(2)}"] += 1
-                return
-            if away.get(place, 0.0) < now:
-                _again(child)
-        if _lines(folder / "run/rounds.csv") > 1 and now > due:
-            due = now + rng.exponential(every_s)
-            report.kills[_kill_one(children, rng)] += 1
-            if rng.random() < 0.1:
-                place = 1 + int(rng.integers(report.learners))
-                away[place] = now + rng.uniform(1.0, 6.0)
-                children[place].end(0.0)
-                report.absences += 1
-        time.sleep(0.05)
 
 
 def _look(folder: Path, plan: Plan, names: list[str], report: Report) -> None:
@@ -154,6 +111,7 @@ def _look(folder: Path, plan: Plan, names: list[str], report: Report) -> None:
             report.violations[f"a set of round {r} is too small"] += 1
         if len(certificate.signatures.by) < rules.threshold:
             report.violations[f"round {r} was opened by too few"] += 1
+    report.core = len(core)
     for place, name in enumerate(sorted(names)):
         verify(folder / "learners" / name / "store.db")
         _account(folder / "learners" / name / "store.db", place, hashes, openings, report)
@@ -187,11 +145,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("learners", 3), ("rounds", 200), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--every", type=float, default=1.5, help="seconds between two kills, on average")
+    parser.add_argument("--every", type=float, default=1.5, help="mean seconds between kills; 0: none")
+    parser.add_argument("--absent", type=float, default=0.1, help="share of learners that are away at any time")
+    parser.add_argument("--limit", type=float, default=3000.0, help="seconds")
+    parser.add_argument("--keep", type=Path, help="folder to leave everything in")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        report = study(Path(folder), given.learners, given.rounds, given.every, given.seed)
-    print(report)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
+        folder = given.keep or Path(temporary)
+        report = study(folder, given.learners, given.rounds, given.every, given.absent, given.seed, given.limit)
+    print(json.dumps(vars(report), indent=2))
     sys.exit(bool(report.violations))
 
 

@@ -12,8 +12,9 @@ the paths. States that differ only in what learners are called count once, and a
 what was opened of it.
 
 What the server then knows follows from the masks alone. Of attempt a, let G be the graph on honest learners with an
-edge where neither has given their pairwise mask away. The sums that it can compute are those over components of G of
-which every learner's message has come and every own mask has t shares out. `check` asks of every state:
+edge where their pairwise mask is not known. The sums that it can compute are those over components of G of
+which every learner's message has come and every own mask has shares enough out, for the set that its learner has
+sealed for. Then the masks that it shares with those outside that set are known, too. `wrong` asks of every state:
 
     1. of a round, over all attempts, at most one component is known, and it has h learners at least;
     2. no step of a learner is in two known sums;
@@ -37,8 +38,8 @@ from veilstream.federation.masking.rules import Rules
 T = TypeVar("T")
 Set = frozenset[int]
 Fact = tuple[str, int, int, Set]
-"""What the server has of an attempt: "mask" (a learner's message; the set is of the rounds that it holds), "sign",
-"share" or "void", by which learner, in which attempt."""
+"""What the server has of an attempt: "mask" (a learner's message; the set is of the rounds that it holds), "sign"
+(it has sealed), "share" (it agrees), "tell" or "void", by which learner, in which attempt."""
 Facts = frozenset[Fact]
 _NOTHING: Set = frozenset()
 
@@ -50,6 +51,7 @@ class Conduct:
     mask: Callable[..., Standing] = decisions.mask
     sign: Callable[..., Standing] = decisions.sign
     share: Callable[..., Standing] = decisions.share
+    tell: Callable[..., Standing] = decisions.tell
     void: Callable[..., Standing] = decisions.void
     moved_on: Callable[..., tuple[Standing, bool]] = decisions.moved_on
     remembers: bool = True
@@ -68,6 +70,11 @@ class Case:
     eager: bool = False
     """Whether every learner masks the first attempt as it comes to a round. That takes nothing from the server, since a
     first message stops no learner from anything, and makes states fewer."""
+    two_steps: bool = False
+    """Whether pads are told when t have agreed, as where a graph says who holds shares. One more than collude
+    then gives an own mask. All are neighbours in so small a case."""
+    bound: bool = True
+    """Whether what is sealed is of use for its set alone."""
 
     @property
     def loyal(self) -> int:
@@ -127,7 +134,7 @@ class Search:
                 return conduct.void(now, *asked)
             if kind == "mask":
                 return conduct.mask(now, rules, *asked)
-            return (conduct.sign if kind == "sign" else conduct.share)(now, rules, *asked)
+            return {"sign": conduct.sign, "share": conduct.share, "tell": conduct.tell}[kind](now, rules, *asked)
         except VeilstreamError:
             return None
 
@@ -158,8 +165,10 @@ class Search:
             for members in self._sets:
                 asked = (round_, attempt, standing.core, members)
                 yield ("sign", me, attempt, members), self.decide("sign", standing, *asked)
-                if signers := self._signers(seen, attempt, members):
-                    yield ("share", me, attempt, members), self.decide("share", standing, *asked, signers)
+                yield ("share", me, attempt, members), self.decide("share", standing, *asked)
+                if case.two_steps:
+                    agreed = len(self._helpers(seen, "share", attempt, members)) + case.colluders
+                    yield ("tell", me, attempt, members), self.decide("tell", standing, *asked, agreed)
 
     def _moved_on(self, now: State, me: int, round_: int) -> Iterator[State]:
         case, seen = self.case, now.seen[round_]
@@ -186,9 +195,21 @@ class Search:
             core &= max(opened, key=opened.count) if opened else core
         return core
 
-    def _signers(self, seen: Facts, attempt: int, members: Set) -> Set:
-        """Whose signatures of a set the server has; colluding ones sign anything."""
-        return frozenset(k for k in members if k >= self.case.loyal or ("sign", k, attempt, members) in seen)
+    def _helpers(self, seen: Facts, kind: str, attempt: int, members: Set) -> Set:
+        """Which honest learners agreed on a set (or told pads for it)."""
+        return frozenset(k for k in range(self.case.loyal) if (kind, k, attempt, members) in seen)
+
+    def _opened_own(self, seen: Facts, attempt: int, who: int) -> Set | None:
+        """The set for which this learner's own mask can be taken off; None while it cannot."""
+        case = self.case
+        kind, need = ("tell", case.colluders + 1) if case.two_steps else ("share", case.rules.threshold)
+        for fact in seen:
+            if fact[:3] != ("sign", who, attempt):
+                continue
+            sets = [fact[3]] if case.bound else [f[3] for f in seen if f[0] == kind and f[2] == attempt and who in f[3]]
+            if any(len(self._helpers(seen, kind, attempt, each)) + case.colluders >= need for each in sets):
+                return fact[3]
+        return None
 
     def _proved_void(self, seen: Facts) -> int:
         """The highest attempt of which it can show a certificate."""
@@ -207,7 +228,7 @@ class Search:
                 shared = [f[2:] for f in seen[round_] if f[0] == "share"]
                 _, members = max(shared, key=shared.count)  # the set with a certificate
                 facts = [("mask", who, 1, held) for who, held in known.items()]
-                facts += [(kind, who, 1, members) for kind in ("sign", "share") for who in known]
+                facts += [(kind, who, 1, members) for kind in ("sign", "share", "tell") for who in known]
                 seen[round_] = frozenset(facts)
         return replace(now, seen=tuple(seen))
 
@@ -216,14 +237,14 @@ class Search:
         found: dict[tuple[int, ...], dict[int, Set]] = {}
         for attempt in range(1, self.case.attempts + 1):
             came = {f[1]: f[3] for f in seen if f[0] == "mask" and f[2] == attempt}
-            shared = [f for f in seen if f[0] == "share" and f[2] == attempt]
-            bare = {
-                who
-                for who in came
-                if len({f[1] for f in shared if who in f[3]}) + self.case.colluders >= self.case.rules.threshold
+            own = {who: self._opened_own(seen, attempt, who) for who in came}
+            bare = {who for who, members in own.items() if members is not None}
+            given = {
+                frozenset((who, other))
+                for who, members in own.items()
+                for other in range(self.case.loyal)
+                if members is not None and other not in members
             }
-            signed = [f for f in seen if f[0] == "sign" and f[2] == attempt]
-            given = {frozenset((f[1], other)) for f in signed for other in range(self.case.loyal) if other not in f[3]}
             left = set(range(self.case.loyal))
             while left:
                 part, edge = set[int](), {left.pop()}
@@ -351,8 +372,8 @@ def _shares_twice(now: Standing, rules: Rules, *asked: object) -> Standing:
     return decisions.share(replace(now, opened=None), rules, *asked)
 
 
-def _shares_unsigned(now: Standing, rules: Rules, r: int, a: int, core: Set, members: Set, _: Set) -> Standing:
-    return decisions.share(replace(now, masked=a, signed=members), rules, r, a, core, members, members)
+def _tells_alone(now: Standing, rules: Rules, *asked: object) -> Standing:
+    return decisions.tell(now, rules, *asked[:-1], rules.threshold)
 
 
 def _masks_without_proof(now: Standing, rules: Rules, r: int, a: int, _: int) -> Standing:
@@ -370,12 +391,12 @@ def _forgets_core(now: Standing, rules: Rules, r: int, a: int, core: Set, member
 
 SABOTAGES: dict[str, Case] = {
     "a threshold that is too low": Case(LowThreshold(3, 1, 0), 0, 1, 1),
-    "two sets are signed": Case(Rules(3, 2, 0), 0, 1, 1, Conduct(sign=_signs_any)),
     "shares after a void": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_after_void), eager=True),
     "shares for two sets": Case(
         Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_twice, mask=_masks_without_proof), eager=True
     ),
-    "shares without all signatures": Case(Rules(3, 2, 0), 0, 1, 1, Conduct(share=_shares_unsigned)),
+    "seals for two sets, bound to neither": Case(Rules(3, 2, 0), 0, 1, 1, Conduct(sign=_signs_any), bound=False),
+    "pads before enough agree": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(tell=_tells_alone), eager=True, two_steps=True),
     "attempts without proof of void": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(mask=_masks_without_proof), eager=True),
     "nothing is durable": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(remembers=False)),
     "the core is forgotten": Case(Rules(3, 2, 0), 0, 2, 1, Conduct(moved_on=_forgets_core)),
@@ -383,6 +404,9 @@ SABOTAGES: dict[str, Case] = {
 CASES: dict[str, Case] = {
     "3 learners, 2 rounds, 2 attempts, 2 honest": Case(Rules(3, 2, 0), 0, 2, 2, eager=True),
     "3 learners, 2 rounds, 2 attempts, 1 of them colluding": Case(Rules(3, 2, 1), 1, 2, 2, eager=True),
+    "3 learners, 2 rounds, 2 attempts, 1 of them colluding, two steps": Case(
+        Rules(3, 2, 1), 1, 2, 2, eager=True, two_steps=True
+    ),
     "3 learners, 2 rounds, 2 attempts, floor of 1": Case(Rules(3, 1, 0), 0, 2, 2, eager=True),
 }
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Learners with a secret order that are killed again and again: is every record in one step, and in the same one?
 
-    python -m studies.order_kills --kills 400
+    python -m studies.order_kills --kills 400 [--window]
 
 A learner process (the real `Learner`, on a real store, witness and index) is asked for round after round, with another
 model each time it has to be asked again, through two epochs, and dies by SIGKILL: at every place between two writes of
 the ledger, of the list of clients and of the index, and at random times. Another one starts on what it left behind.
+With ``--window`` records arrive round by round and are used in the next window; whoever was not answered comes again.
 
 A diary outlives every kill: which records each step was made of, each time it was computed, and which secret of the
 noise met which sum of gradients. At the end of a history it is compared with the ledger. Sabotaged learners
@@ -39,11 +40,14 @@ from veilstream.deployment.ledger.inspect import verify
 from veilstream.deployment.ledger.store import Ledger
 from veilstream.deployment.local_rounds import LocalRounds
 from veilstream.deployment.step_index import IndexWriter, _Written
+from veilstream.deployment.window_records import WindowRecords
 from veilstream.learning.tasks import Sample
 from veilstream.plans.plan import Plan
 
 DIM, ROUNDS, TAU, PEOPLE, EPOCHS = 5, 4, 3, 600, 2
 """More people than are written down at once, and some steps of twice as many as others."""
+WINDOW_ROUNDS = 1
+"""Of a window; the people of the last one are not taken."""
 INDEX_PLACES = ("a part of the index is written", "before the index is named", "after the index is named")
 ORDER_PLACES = ("clients-stored", "clients-witnessed", "ordered-stored", "ordered-witnessed")
 STEP_PLACES = ("pinned", "step-computed", "step-stored", "step-witnessed", "message-computed", "message-stored")
@@ -55,26 +59,33 @@ PLACES = (
     *LATE_PLACES,
     *(place for place in WRITING if place not in ("after INSERT segments", "after DELETE records")),
 )
+WINDOW_PLACES = (
+    *("arrived-stored", "arrived-witnessed", "window-stored", "window-witnessed"),
+    *(place for place in PLACES if place not in (*INDEX_PLACES, *ORDER_PLACES)),
+)
 RANDOM = "a random time"
 SABOTAGES = ("redrawn", "known-records-twice", "same-secrets")
 VIOLATIONS = (
     "records in two steps",
     "records lost",
     "steps made of other records after a crash",
+    "records outside their window",
     "noise rows with two gradients",
     "rounds with two payloads",
     "clients whom the ledger does not know",
     "learners that gave up",
 )
 _AT_ONCE = 64
+_CALLERS = 40
+"""Who come together, where records arrive."""
 
 
-def plan() -> Plan:
+def plan(window: bool = False) -> Plan:
     """A mechanism with state, and an order that is secret."""
     return Plan(
         learning={"rounds": ROUNDS, "local_steps": TAU, "learners": 1, "clients_per_step": PEOPLE // (ROUNDS * TAU)},
         data={"dim": DIM},
-        privacy={"epsilon": 4.0, "delta": 1e-3, "order": "secret"},
+        privacy={"epsilon": 4.0, "delta": 1e-3, "order": "secret", "window": WINDOW_ROUNDS * TAU if window else None},
         methods=[{"name": "ours", "mechanism": "banded", "step_size": 0.1}],
     )
 
@@ -92,12 +103,12 @@ def people(epoch: int) -> list[tuple[str, Sample]]:
 # --- a life: everything below until the next line runs in the forked child ------------------------
 
 
-def _live(store: Path, handle: int, fate: Fate, sabotage: str | None, world: Connection) -> NoReturn:
+def _live(store: Path, handle: int, fate: Fate, sabotage: str | None, window: bool, world: Connection) -> NoReturn:
     status, diary = 1, Diary(handle)
     try:
         _place_faults(fate)
         _place_faults_of_the_index(fate)
-        with Learner(plan(), store, NumpyLogistic(), create=True) as learner:
+        with Learner(plan(window), store, NumpyLogistic(), create=True) as learner:
             _keep_diary(learner, diary)
             _note_records(learner, handle)
             if sabotage:
@@ -118,10 +129,16 @@ def _go_on(learner: Learner, world: Connection, rng: np.random.Generator) -> Non
                 world.send(("done", None))
                 return
             learner.new_epoch()
-        learner.use_records(people(learner.epoch))
+        everyone = people(learner.epoch)
+        if learner.takes_whole_sources:
+            learner.use_records(everyone)
         while not learner.horizon_reached:
             if not learner.pinned:
                 learner.begin_round(learner.round, rng.normal(size=DIM).astype(np.float32))
+            if not learner.takes_whole_sources:
+                arrived = everyone[learner.round * PEOPLE // ROUNDS : (learner.round + 1) * PEOPLE // ROUNDS]
+                for first in range(0, len(arrived), _CALLERS):
+                    learner.observe_many(arrived[first : first + _CALLERS])
             release = learner.finish_round()
             world.send(("release", (release.epoch, release.round, release.hash)))
 
@@ -149,10 +166,11 @@ def _place_faults_of_the_index(fate: Fate) -> None:
 
 def _note_records(learner: Learner, handle: int) -> None:
     """Note which records every step is made of, before anything can come of it."""
-    noisy_of, records_of = LocalRounds.noisy, EpochRecords.records
+    kind: Any = EpochRecords if learner.takes_whole_sources else WindowRecords
+    noisy_of, records_of = LocalRounds.noisy, kind.records
     seen: list[int] = []
 
-    def records(self: EpochRecords, step: int) -> Iterator[Any]:
+    def records(self: Any, step: int) -> Iterator[Any]:
         for samples in records_of(self, step):
             seen.extend(int(sample.features[0]) for sample in samples if sample is not None)
             yield samples
@@ -166,11 +184,11 @@ def _note_records(learner: Learner, handle: int) -> None:
 
     take = Learner._take_records
 
-    def take_anew(self: Learner, order: EpochRecords) -> None:
+    def take_anew(self: Learner, order: Any) -> None:
         seen.clear()
         take(self, order)
 
-    EpochRecords.records, LocalRounds.noisy, Learner._take_records = records, noisy, take_anew
+    kind.records, LocalRounds.noisy, Learner._take_records = records, noisy, take_anew
 
 
 def _sabotage(kind: str, learner: Learner) -> None:
@@ -182,14 +200,15 @@ def _sabotage(kind: str, learner: Learner) -> None:
 
         Ledger.blob = redrawn
     elif kind == "known-records-twice":  # a record stays for the next step as well
-        records_of = EpochRecords.records
+        kind: Any = EpochRecords if learner.takes_whole_sources else WindowRecords
+        records_of = kind.records
 
-        def twice(self: EpochRecords, step: int) -> Iterator[Any]:
+        def twice(self: Any, step: int) -> Iterator[Any]:
             if step:
                 yield next(records_of(self, step - 1), [])[:1]
             yield from records_of(self, step)
 
-        EpochRecords.records = twice
+        kind.records = twice
     elif kind == "same-secrets":  # harmless by itself: the records of a step, too, would be the same again
         _sabotage("redrawn", learner)
         learner._fresh_seeds = lambda count: [
@@ -208,16 +227,22 @@ class Study:
     kills: int
     seed: int
     sabotage: str | None
+    window: bool = False
     at: Counter[str] = field(default_factory=Counter)
     violations: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where learners are killed."""
+        return WINDOW_PLACES if self.window else PLACES
+
     def run(self, folder: Path) -> dict[str, Any]:
         """Histories until there were enough kills; then the figures."""
         began, rng = time.monotonic(), np.random.default_rng(self.seed)
-        places = deque(PLACES)
-        _warm_up(folder)
+        places = deque(self.places)
+        _warm_up(folder, self.window)
         while self.at.total() < self.kills and len(self.failures) < 20:
             self.totals["histories"] += 1
             self._history(folder / f"{self.totals['histories']}.db", places, rng)
@@ -227,7 +252,7 @@ class Study:
             "sabotage": self.sabotage,
             "wall_s": round(time.monotonic() - began, 1),
             "violations": {name: self.violations[name] for name in VIOLATIONS},
-            "kills_at": {place: self.at[place] for place in (*PLACES, RANDOM)},
+            "kills_at": {place: self.at[place] for place in (*self.places, RANDOM)},
             "totals": dict(self.totals),
             "failures": self.failures[:5],
         }
@@ -253,7 +278,7 @@ class Study:
         began, process = time.monotonic(), os.fork()
         if process == 0:
             here.close()
-            _live(store, handle, fate, self.sabotage, there)
+            _live(store, handle, fate, self.sabotage, self.window, there)
         os.close(handle)
         there.close()
         done = False
@@ -287,6 +312,7 @@ class Study:
         self.totals["pairings of noise and gradient"] += len(noise)
         self.totals["releases"] += len(told)
         found = Counter[str]()
+        taken = PEOPLE - (PEOPLE * WINDOW_ROUNDS // ROUNDS if self.window else 0)
         for epoch in range(EPOCHS):
             steps_of = defaultdict[int, set[int]](set)
             for (of, step), each in made.items():
@@ -295,23 +321,31 @@ class Study:
                         for record in records:
                             steps_of[record].add(step)
             found["records in two steps"] += sum(len(steps) > 1 for steps in steps_of.values())
-            found["records lost"] += sum(i not in steps_of for i in range(epoch * PEOPLE, (epoch + 1) * PEOPLE))
+            everyone = range(epoch * PEOPLE, epoch * PEOPLE + taken)
+            found["records lost"] += sum(i not in steps_of for i in everyone)
+            if self.window:
+                found["records outside their window"] += sum(
+                    step // (WINDOW_ROUNDS * TAU) != (i % PEOPLE) * ROUNDS // PEOPLE // WINDOW_ROUNDS + 1
+                    for i, steps in steps_of.items()
+                    for step in steps
+                )
         found["steps made of other records after a crash"] = sum(len(each) > 1 for each in made.values())
         found["noise rows with two gradients"] = sum(len(each) > 1 for each in noise.values())
         found["rounds with two payloads"] = sum(len(each) > 1 for each in told.values())
         if not self.failures:
             status = verify(store)
-            found["clients whom the ledger does not know"] = abs(EPOCHS * PEOPLE - status.clients)
+            found["clients whom the ledger does not know"] = abs(EPOCHS * taken - status.clients)
             assert status.secrets == 0
             self.totals["ledgers verified"] += 1
         self.violations += found
 
 
-def _warm_up(folder: Path) -> None:
+def _warm_up(folder: Path, window: bool) -> None:
     """Import, solve and cache here what every life needs."""
-    with Learner(plan(), folder / "warm.db", NumpyLogistic(), create=True) as learner:
-        learner.use_records(people(0))
-        learner.learn_round(0, np.zeros(DIM))
+    with Learner(plan(window), folder / "warm.db", NumpyLogistic(), create=True) as learner:
+        if not window:
+            learner.use_records(people(0))
+        learner.learn_round(0, np.zeros(DIM), people(0)[:9] if window else None)
 
 
 def main() -> None:
@@ -320,10 +354,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sabotage", choices=SABOTAGES)
+    parser.add_argument("--window", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        report = Study(asked.kills, asked.seed, asked.sabotage).run(Path(folder))
+        report = Study(asked.kills, asked.seed, asked.sabotage, asked.window).run(Path(folder))
     if asked.json:
         print(json.dumps(report))
         return

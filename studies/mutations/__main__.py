@@ -16,6 +16,7 @@ from studies.mutations import (
     outside_bugs,
     path_bugs,
     server_bugs,
+    sum_bugs,
     telemetry_bugs,
 )
 from studies.mutations.path_bugs import small_plan, whole_audit
@@ -30,6 +31,7 @@ ALL = (
     *path_bugs.BUGS,
     *outside_bugs.BUGS,
     *order_bugs.BUGS,
+    *sum_bugs.BUGS,
 )
 
 

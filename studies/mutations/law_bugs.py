@@ -19,7 +19,7 @@ from veilstream.audit.checks import cell_checks, run_checks, seed_check, small_c
 from veilstream.audit.deployed import listen
 from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.transcript import law_of_terms
-from veilstream.deployment import learner as learner_module
+from veilstream.deployment import learner_epochs as learner_module
 from veilstream.deployment import local_rounds
 from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.local_rounds import LocalRounds

@@ -19,7 +19,7 @@ from veilstream.audit.deployed import Unkind, listen
 from veilstream.audit.report import unlike_each
 from veilstream.audit.statistics import Law, one_run
 from veilstream.audit.transcript import law_of_terms
-from veilstream.deployment import learner as learner_module
+from veilstream.deployment import learner_epochs as learner_module
 from veilstream.deployment import local_rounds
 from veilstream.deployment.epochs import EpochLedger
 from veilstream.deployment.learner import Learner

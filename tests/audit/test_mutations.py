@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from studies.mutations import order_bugs, outside_bugs, path_bugs
+from studies.mutations import order_bugs, outside_bugs, path_bugs, sum_bugs
 from studies.mutations.__main__ import ALL
 
 NAMED = {
@@ -34,6 +34,7 @@ NAMED = {
     *path_bugs.PLANTED,
     *outside_bugs.PLANTED,
     *order_bugs.PLANTED,
+    *sum_bugs.PLANTED,
 }
 CHECKS = {
     "one run",
@@ -47,6 +48,7 @@ CHECKS = {
     "guard",
     "whole audit",
     "secret order",
+    "sums",
 }
 
 

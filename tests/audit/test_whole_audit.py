@@ -28,7 +28,7 @@ from veilstream.plans.plan import Plan
 from veilstream.privacy import gradient_types, grid
 from veilstream.reports.audit_figure import draw_audit
 
-LAW, LEARNER = "veilstream.privacy.noise_law", "veilstream.deployment.learner"
+LAW, LEARNER = "veilstream.privacy.noise_law", "veilstream.deployment.learner_epochs"
 
 PLANTED = {
     "noise redrawn after a restart": (1, "not the noise", [patch.object(LocalRounds, "row", redrawn)]),

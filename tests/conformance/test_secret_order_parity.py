@@ -25,7 +25,7 @@ from veilstream.records.secret_order import chosen_step, simulated_secret, simul
 ROUNDS, MANY = 8, 4
 
 
-def plan_of(tau: int, mechanism: str) -> Plan:
+def plan_of(tau: int, mechanism: str, window: int | None = None) -> Plan:
     return Plan(
         learning={
             "rounds": ROUNDS,
@@ -35,7 +35,7 @@ def plan_of(tau: int, mechanism: str) -> Plan:
             "clip_norm": CLIP_NORM,
         },
         data={"dim": DIM},
-        privacy={"epsilon": 4.0, "delta": 1e-3, "order": "secret"},
+        privacy={"epsilon": 4.0, "delta": 1e-3, "order": "secret", "window": window},
         run={"seeds": 1, "first_seed": SEED},
         methods=[
             {"name": mechanism, "mechanism": mechanism, "step_size": STEP_SIZE, "server_step_size": SERVER_STEP_SIZE}
@@ -54,15 +54,17 @@ def deployed_models(plan: Plan, folder, records_of) -> tuple[np.ndarray, float]:
             order_secret=lambda place=place: simulated_secret(SEED, place),
         )
         learner = Learner(plan, folder / f"{name}.db", task, create=True, parts=parts)
-        learner.use_records(records_of(place))
+        if plan.window is None:
+            learner.use_records(records_of(place))
         learners.append(learner)
     start = np.asarray(task.init(SEED), np.float32)
     fold = ServerFold(learners[0].terms, start, names)
     models = [start]
     for r in range(ROUNDS):
         x = fold.x.astype(np.float32)
-        for name, learner in zip(names, learners, strict=True):
-            fold.accept(name, learner.learn_round(r, x).payload)
+        for place, (name, learner) in enumerate(zip(names, learners, strict=True)):
+            met = None if plan.window is None else records_of(place)[r * len(records_of(place)) // ROUNDS :]
+            fold.accept(name, learner.learn_round(r, x, met).payload)
         fold.close_round()
         models.append(fold.published)
     grid = learners[0].grid.step
@@ -71,9 +73,13 @@ def deployed_models(plan: Plan, folder, records_of) -> tuple[np.ndarray, float]:
     return np.array(models, np.float64), grid
 
 
-@pytest.mark.parametrize(("tau", "mechanism"), [(2, "independent"), pytest.param(1, "banded", marks=pytest.mark.all)])
-def test_models_of_a_deployment_are_the_simulations(tau, mechanism, tmp_path):
-    plan = plan_of(tau, mechanism)
+@pytest.mark.parametrize(
+    ("tau", "mechanism", "window"),
+    [(2, "independent", None), (2, "independent", 4), pytest.param(1, "banded", None, marks=pytest.mark.all)],
+)
+def test_models_of_a_deployment_are_the_simulations(tau, mechanism, window, tmp_path):
+    """With a window, a round's records arrive in it, and are used in the next one."""
+    plan = plan_of(tau, mechanism, window)
     stream = stream_of(plan)
     met = [stream.round(SEED, r) for r in range(ROUNDS)]
     a_round = tau * MANY
@@ -89,7 +95,11 @@ def test_models_of_a_deployment_are_the_simulations(tau, mechanism, tmp_path):
     deployed, grid = deployed_models(plan, tmp_path, records_of)
     fullest = max(
         Counter(
-            chosen_step(simulated_secret(SEED, place), tag, ROUNDS * tau) for tag, _ in records_of(place)
+            (
+                at // (window * MANY) if window else 0,
+                chosen_step(simulated_secret(SEED, place), tag, window or ROUNDS * tau),
+            )
+            for at, (tag, _) in enumerate(records_of(place))
         ).most_common(1)[0][1]
         for place in range(LEARNERS)
     )

@@ -164,8 +164,8 @@ def test_a_steps_secret_is_drawn_in_the_step_and_stored_with_it(tmp_path, monkey
         if point == "step-computed":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("veilstream.deployment.learner.fresh_secret", fresh)
-    monkeypatch.setattr("veilstream.deployment.learner.check_generator_once", unguarded)
+    monkeypatch.setattr("veilstream.deployment.learner_epochs.fresh_secret", fresh)
+    monkeypatch.setattr("veilstream.deployment.learner_epochs.check_generator_once", unguarded)
     with Learner(plan_of(), store, Still(), create=True) as learner:
         learner.begin_round(0, model(0))
         assert drawn == learner.ledger.names("seed/") == []
@@ -424,8 +424,8 @@ def test_snapshots_replace_seeds_and_change_nothing(tmp_path, monkeypatch):
     payloads = []
     for steps in (1, 10**6):
         drawn = iter(hashlib.sha256(b"%d" % i).digest() for i in range(100))
-        monkeypatch.setattr("veilstream.deployment.learner.fresh_secret", partial(next, drawn))
-        monkeypatch.setattr("veilstream.deployment.learner.check_generator_once", unguarded)
+        monkeypatch.setattr("veilstream.deployment.learner_epochs.fresh_secret", partial(next, drawn))
+        monkeypatch.setattr("veilstream.deployment.learner_epochs.check_generator_once", unguarded)
         monkeypatch.setattr("veilstream.deployment.epochs._SNAPSHOT_STEPS", steps)
         store = tmp_path / f"{steps}.db"
         sent = []
@@ -475,8 +475,8 @@ def test_an_unusable_gradient_counts_as_zero_and_sends_the_same(gradient, tmp_pa
     sent = []
     for i, task in enumerate([Still(gradient), Still()]):
         drawn = iter(hashlib.sha256(b"%d" % j).digest() for j in range(100))
-        monkeypatch.setattr("veilstream.deployment.learner.fresh_secret", partial(next, drawn))
-        monkeypatch.setattr("veilstream.deployment.learner.check_generator_once", unguarded)
+        monkeypatch.setattr("veilstream.deployment.learner_epochs.fresh_secret", partial(next, drawn))
+        monkeypatch.setattr("veilstream.deployment.learner_epochs.check_generator_once", unguarded)
         with Learner(plan_of(), tmp_path / f"{i}.db", task, create=True) as learner:
             sent.append(run_round(learner, 0).payload)
     assert sent[0] == sent[1]

@@ -271,6 +271,42 @@ def test_a_round_is_filled_up_to_one_amount_of_work(tmp_path):
     assert len(set(found)) == 1
 
 
+class FailsOnOne(Logistic):
+    """NumPy code of somebody's own, which one record in four makes raise; it counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(D)
+        self.calls = 0
+
+    def host_gradient(self, z, record):
+        self.calls += 1
+        if float(record.features[0]) > 0.5:
+            raise ArithmeticError
+        return super().host_gradient(z, record)
+
+    def host_gradients(self, z, records):
+        return np.stack(
+            [self.host_gradient(z, Sample(*each)) for each in zip(records.features, records.target, strict=True)]
+        )
+
+
+def test_a_record_that_makes_a_task_fail_costs_no_more_calls(tmp_path):
+    """An array that fails would be asked for again record by record, so arrays of own code are not asked for."""
+    task, found = FailsOnOne(), []
+    everyone = people(0, 48)
+    assert sum(float(record.features[0]) > 0.5 for _, record in everyone) > 6
+    with Learner(plan_of(clients_per_step=4), tmp_path / "s.db", task, create=True) as learner:
+        learner.use_records(everyone)
+        learner.steps.check()
+        for r in range(6):
+            before = task.calls
+            learner.learn_round(r, model(r))
+            found.append(task.calls - before)
+    assert len(set(found)) == 1
+    with Learner(plan_of(order="known", clients_per_step=4), tmp_path / "known.db", task, create=True) as learner:
+        assert learner.steps._many is not None
+
+
 def test_more_clients_than_a_round_is_filled_up_to_are_rarer_than_promised():
     """Bernstein's bound against the exact binomial tail, over all rounds."""
     from scipy.stats import binom

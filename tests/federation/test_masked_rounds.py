@@ -110,3 +110,14 @@ def test_a_learner_hands_out_no_message_of_its_own(tmp_path):
                 ask()
         with pytest.raises(ProtocolError):
             world.coordinator().fold.accept("a", b"")
+
+
+def test_sums_of_learners_whose_records_arrive_and_are_used_in_the_next_window(tmp_path):
+    """A secret order with a window beside `trust = "sum"`: everybody who came before the last window is in a sum."""
+    plan = sum_plan(6, privacy={"order": "secret", "window": 2}, method={"mechanism": "independent"})
+    with World(tmp_path, plan).start_all() as world:
+        server = run(world)
+        assert server.finished
+    assert all(verify(world.store(name)).clients == 4 * 2 for name in "abc")
+    assert [len(each) for each in members(world)] == [3] * 6
+    assert np.linalg.norm(server.fold.x) > 0.0

@@ -18,7 +18,6 @@ from studies.masking_search import CASES, SABOTAGES, Case, Search
 
 from veilstream.errors import PrivacyError, ProtocolError, VeilstreamError
 from veilstream.federation.masking import shares
-from veilstream.federation.masking.decisions import OldCopy
 from veilstream.federation.masking.learner_side import LearnerState, MaskedMessage, MaskingLearner
 from veilstream.federation.masking.masks import add_mask, as_units, as_words
 from veilstream.federation.masking.rules import Rules
@@ -52,7 +51,13 @@ class Group:
         self.keys = KeyList("run", tuple(learner.offer() for learner in self.learners))
         for learner in self.learners:
             learner.keep(learner.take_keys(self.keys.pack(), self.identities))
-        self.server = MaskingServer(rules, self.keys, self.identities, dim)
+        self.told = tuple(learner.told() for learner in self.learners)
+        if any(self.told):
+            for learner in self.learners:
+                learner.keep(learner.take_draw(self.told))
+        else:
+            self.told = ()
+        self.server = MaskingServer(rules, self.keys, self.identities, dim, self.told)
         rng = np.random.default_rng(5)
         self.steps = rng.integers(-(10**9), 10**9, (64, rules.learners, dim))
         """By round and learner."""
@@ -82,13 +87,13 @@ class Group:
         return message
 
     def sign(self, k: int, what: SetOfRound) -> bytes:
-        state, answer = self.learners[k].sign_set(what)
+        state, answer = self.learners[k].seal(what)
         self.learners[k].keep(state)
         return answer
 
     def share(self, k: int, asked=None) -> bytes:
         asked = self.server.share_request(k) if asked is None else asked
-        state, answer = self.learners[k].share(asked.what, asked.signatures, asked.sealed)
+        state, answer = self.learners[k].share(asked.what, asked.agreed)
         self.learners[k].keep(state)
         return answer
 
@@ -110,6 +115,9 @@ class Group:
             self.server.take_signed(k, self.sign(k, what))
         for k in list(here)[: self.rules.threshold]:
             self.server.take_shares(k, self.share(k))
+        if self.server.rules.two_steps:
+            for k in here:
+                self.server.take_shares(k, self.share(k))
         opened = self.server.open()
         assert np.array_equal(opened.total, expected)
         return opened
@@ -130,7 +138,7 @@ def test_the_field_is_prime_and_holds_every_secret():
 @settings(max_examples=60, deadline=None)
 def test_any_threshold_of_shares_gives_the_secret_and_one_fewer_fits_every_secret(secret, threshold, more, chosen):
     holders = threshold + more
-    each = shares.split(secret, threshold, holders, os.urandom)
+    each = shares.split(secret, threshold, range(holders), os.urandom)
     some = chosen.sample(range(holders), threshold)
     assert shares.combine({k: each[k] for k in some}) == secret
     if threshold > 1:
@@ -173,7 +181,7 @@ def test_masked_messages_look_like_uniform_words(messages, dim):
             signed = {k: group.learners[k].void(before)[1] for k in (1, 2)}
             proof = VoidCertificate(before, Signatures(signed))
         _, message = group.learners[0].mask(at, group.increment(0), proof)
-        words = MaskedMessage.unpack(message, 3).words
+        words = MaskedMessage.unpack(message).words
         told = words.view(np.uint8)
         counts += np.bincount(told, minlength=256)
         pairs += np.bincount(told[0::2].astype(np.uint16) << 8 | told[1::2], minlength=1 << 16)
@@ -255,14 +263,21 @@ def test_different_sets_to_different_learners_open_nothing():
     group = Group()
     what = named(group)
     one = SetOfRound(what.at, what.core, frozenset({0, 1, 2}))
-    group.sign(0, one)
-    group.sign(1, one)
-    with pytest.raises(Refused, match="second set"):
-        group.sign(1, what)
-    group.sign(3, what)
-    asked = group.server.share_request(3)
-    with pytest.raises(Refused, match="did not sign"):
-        group.share(3, asked)
+    for k in (0, 1):
+        group.sign(k, one)
+        with pytest.raises(Refused, match="second set"):
+            group.sign(k, what)
+    answers = {k: group.sign(k, what) for k in (2, 3)}
+    with pytest.raises(Refused, match="has not sealed"):
+        group.share(0)
+    for k in (0, 1):
+        answers[k] = bytes(len(answers[3]))  # the server has nothing that was sealed for this set
+    for k, answer in answers.items():
+        group.server.take_signed(k, answer)
+    assert group.server.all_signed
+    for k in (2, 3):
+        group.server.take_shares(k, group.share(k))
+    assert not group.server.can_open
 
 
 def test_a_set_that_is_too_small_or_lies_about_the_core_is_not_signed():
@@ -376,7 +391,7 @@ def test_a_restored_store_is_found_by_the_signature_that_it_does_not_know():
     for k in range(4):
         group.server.take_signed(k, group.sign(k, what))
     group.learners[2].keep(old)
-    with pytest.raises(OldCopy, match="old copy"):
+    with pytest.raises(Refused, match="has not sealed"):
         group.share(2)
     for k in (0, 1, 3):
         group.server.take_shares(k, group.share(k))
@@ -497,12 +512,8 @@ class LyingServer(RuleBasedStateMachine):
     def share(self, k, data):
         at, core, members = data.draw(st.sampled_from(sorted(self.signed, key=repr)))
         what = SetOfRound(at, core, members)
-        signatures = self.signed[at, core, members] | self._collude(what.set_content(), members)
-        sealed = {
-            j: MaskedMessage.unpack(self.group.sent[j][at], 4).sealed[k] for j in members if at in self.group.sent[j]
-        }
         try:
-            state, answer = self.group.learners[k].share(what, Signatures(signatures), sealed)
+            state, answer = self.group.learners[k].share(what)
         except VeilstreamError:
             return
         self.group.learners[k].keep(state)

@@ -235,7 +235,7 @@ def test_live_records_and_functions_are_refused_before_anything_is_made(tmp_path
         service = LearnerService(
             world.plan, tmp_path / "keys/learners/a", tmp_path / "s.db", data, ("127.0.0.1", 1), new_store=True
         )
-        with pytest.raises(InputError, match=r'--data = .*all there before an epoch begins.*order = "known"'):
+        with pytest.raises(InputError, match=r"--data = .*all there before an epoch begins.*privacy\.window = W"):
             service.run(threading.Event())
         assert not (tmp_path / "s.db").exists()
 

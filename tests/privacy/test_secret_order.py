@@ -303,3 +303,17 @@ def test_a_comparison_says_what_the_other_order_would_give() -> None:
     known = {row.mechanism: row for row in found["known"].rows}
     assert of_secret.error_published == pytest.approx(known["buffered"].error_published)
     assert found["secret"].as_dict()["other_order"]["order"] == "known"
+    assert found["secret"].without_window is None
+
+
+def test_a_comparison_says_what_a_window_costs() -> None:
+    """Beside a window: what its plan would have without one, roughly, and more for a known order."""
+    plan = Plan.parse(PLAN, {"privacy.order": "secret"})
+    windowed = Plan.parse(PLAN, {"privacy.order": "secret", "privacy.window": plan.steps_of_epoch // 2})
+    chosen = ("banded", "independent")
+    found, whole = (compare(Setting.of(each), chosen, both_orders=True) for each in (windowed, plan))
+    assert found.without_window is not None
+    (banded_row,) = (row for row in whole.rows if row.mechanism == "banded")
+    assert found.without_window.error_published == pytest.approx(banded_row.error_published, rel=0.1)
+    assert found.other_order is not None
+    assert found.without_window.error_published < found.recommended.error_published < found.other_order.error_published

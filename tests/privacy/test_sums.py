@@ -149,3 +149,25 @@ def test_sum_trust_names_the_field_that_is_wrong() -> None:
         dataclasses.replace(trust, honest=6)
     with pytest.raises(InputError, match=r"privacy\.colluding"):
         dataclasses.replace(trust, colluding=3)
+
+
+def test_a_graph_of_masks_is_charged_to_delta_of_the_sums_and_never_to_the_floor() -> None:
+    """Φ(μ/2 - ε/μ) - e^ε·Φ(-μ/2 - ε/μ) at the sums' noise is δ less the failure, and at the floor's it is δ."""
+
+    def delta(mu: float, epsilon: float) -> float:
+        return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
+
+    budget, mechanism = vs.Budget(1.0, 1e-11), vs.mechanisms.buffered(20)
+    for learners, colluding, failure in ((60, 9, 0.0), (100, 0, 0.0), (100, 9, 2.0**-40)):
+        trust = SumTrust(learners=learners, honest=16, colluding=colluding)
+        std, promise = vs.calibrate(budget, mechanism, 1.0, trust=trust)
+        assert trust.graph_failure == failure
+        assert promise.delta == 1e-11
+        assert delta(promise.sensitivity / (4.0 * std), 1.0) == pytest.approx(1e-11 - failure, rel=1e-7)
+        assert delta(promise.sensitivity / std, promise.floor_epsilon) == pytest.approx(1e-11, rel=1e-7)
+        assert promise.as_dict().get("graph_failure", 0.0) == failure
+        assert ("graph" in str(promise)) == bool(failure)
+        assert promise.delta_at(promise.epsilon_at(1e-11)) <= 1e-11 * (1.0 + 1e-7)
+        assert vs.Guarantee.from_dict(promise.as_dict()) == promise
+    with pytest.raises(InputError, match=r"privacy\.delta"):
+        vs.calibrate(vs.Budget(1.0, 1e-12), mechanism, 1.0, trust=trust)

@@ -34,6 +34,16 @@ def test_40_kills_leave_every_record_in_its_one_step():
     assert_nothing_was_broken(study(40), 40)
 
 
+def test_30_kills_while_records_arrive_leave_each_in_one_step_of_the_next_window():
+    assert_nothing_was_broken(study(30, "--window"), 30)
+
+
+@pytest.mark.parametrize("sabotage", ["known-records-twice", "same-secrets"])
+@pytest.mark.all
+def test_a_sabotaged_learner_of_arrivals_is_found(sabotage):
+    assert any(study(30, "--window", "--sabotage", sabotage)["violations"].values())
+
+
 @pytest.mark.slow
 def test_600_kills_at_every_place_leave_every_record_in_its_one_step():
     report = study(600, "--seed", "1")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from unittest.mock import patch
 
-from veilstream.deployment import learner as learner_module
+from veilstream.deployment import learner_epochs as learner_module
 from veilstream.deployment.epochs import LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.local_rounds import LocalRounds

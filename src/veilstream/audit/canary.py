@@ -148,7 +148,8 @@ def _epoch(
         task.x = server.x
         learner.begin_round(r, server.x)
         others_used = 0
-        offered = [each for step in range(r * tau, (r + 1) * tau) for each in _step(terms, visits, insist, epoch, step)]
+        steps = range(r * tau, (r + 1) * tau)
+        offered = [each for step in steps for each in offered_in_step(terms, visits, insist, epoch, step)]
         for group in [offered] if together else [[each] for each in offered]:
             outcomes = learner.take_many(group)
             others_used += sum(
@@ -163,7 +164,7 @@ def _epoch(
         yield message.prefix[: task.dim] * message.grid - known
 
 
-def _step(terms: Terms, visits: tuple[int, ...], insist: bool, epoch: int, step: int) -> list[Offered]:
+def offered_in_step(terms: Terms, visits: tuple[int, ...], insist: bool, epoch: int, step: int) -> list[Offered]:
     """Who comes for a step. Nobody is left over if the canary counts as often as it may."""
     nothing = np.zeros((), np.float32)
     canary = Offered(_CANARYS_TAG, Sample(nothing, _CANARY))

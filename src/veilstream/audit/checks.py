@@ -33,7 +33,7 @@ from veilstream.audit.statistics.pooled import every_part, far_values, low_bits,
 from veilstream.audit.statistics.repeats import epoch_against_epoch, repeated_rows
 from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.audit.visits import POINTS, Visitors, Way, serve_learner, ways
-from veilstream.deployment import learner as learner_module
+from veilstream.deployment import learner_epochs as learner_module
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import decode
 from veilstream.deployment.terms import Terms

@@ -20,10 +20,12 @@ from veilstream.audit.cells import DIM, DRAWS, later_message
 from veilstream.audit.checks import EPOCHS, GROUP_DIM, GROUP_RUNS, MOST_LEARNERS, SMALL_DIM, varied
 from veilstream.audit.deployed import listen
 from veilstream.audit.secret_order import clients_of, costs_of, known_order
+from veilstream.audit.sums import floor_plan, summed
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.plans.plan_tables import DataPlan
+from veilstream.privacy.guarantee import Guarantee
 
 MOST_ROUNDS, MOST_STEPS = 2048, 4096
 QUICK_ROUNDS, QUICK_STEPS = 256, 2048
@@ -59,18 +61,10 @@ def auditable(plan: Plan, *, full: bool = True) -> Plan:
     gradients as deployed, with the gamma of a task whose gradients nobody knows a bound of. Weights of labels only
     shorten gradients; the audit's have none, and so the full length.
     """
-    if plan.trust is not None:
-        raise InputError(
-            "privacy.trust",
-            "sum",
-            '"each" for an audit of one learner\'s messages, which never leave here',
-            "--set privacy.trust=each with the floor's epsilon audits each learner's own noise; `python -m "
-            "studies.sum_attack` attacks sums",
-        )
     plan = reduced(plan, full=full)
     learning = dataclasses.replace(
         plan.learning,
-        learners=1,
+        learners=1 if plan.trust is None else plan.learning.learners,
         projection_radius=None,
         model_norm_cap=1e30,
         task="custom",
@@ -119,6 +113,12 @@ class Programme:
     """The plan as it is, where its order is secret; all above is then of the same noise with a known order."""
     secret_terms: Terms | None = None
     """With as many coordinates as a learner of that audit has clients."""
+    sums: Plan | None = None
+    """The plan with fewer learners, where only sums are seen; all above is then of each learner's own noise, and so of
+    the floor."""
+    sums_terms: Terms | None = None
+    promise: Guarantee
+    """Of the plan, but for its rounds."""
 
     @classmethod
     def of(
@@ -134,11 +134,17 @@ class Programme:
     ) -> Programme:
         """What an audit of this plan does; ``runs``, ``coordinates`` and ``draws`` where they are given."""
         seed = secrets.randbits(31) if seed is None else seed
-        short, secret, secret_terms = auditable(plan, full=full), None, None
+        short, secret, secret_terms, sums = auditable(plan, full=full), None, None, None
         some = Terms.of(short, 1)
+        promise = some.guarantee
         if short.order == "secret":
-            secret, secret_terms = short, dataclasses.replace(some, dim=clients_of(some))
+            secret = short if short.trust is None else floor_plan(short, some)
+            secret_terms = some if short.trust is None else Terms.of(secret, 1)
+            secret_terms = dataclasses.replace(secret_terms, dim=clients_of(secret_terms))
             short = known_order(short, some)
+            some = Terms.of(short, 1)
+        if short.trust is not None:
+            sums, short = summed(short), floor_plan(short, some)
             some = Terms.of(short, 1)
         rounds, tau = some.rounds, some.local_steps
         steps = rounds * tau
@@ -160,6 +166,9 @@ class Programme:
             late=late,
             secret=secret,
             secret_terms=secret_terms,
+            sums=sums,
+            sums_terms=None if sums is None else Terms.of(sums, 1),
+            promise=promise,
         )
 
     @property
@@ -207,6 +216,12 @@ class Programme:
         """Clients with a secret step who are told apart, or not."""
         return 40_000 if self.full else 8000
 
+    @property
+    def sum_runs(self) -> int:
+        """Runs with a canary where only sums are seen; each is a coordinate of learners that are run once."""
+        assert self.sums_terms is not None
+        return int(np.clip(self.runs, 2 * self.sums_terms.rounds + 400, 40_000 if self.full else 8000))
+
     def learners(self, rounds: int) -> int:
         """Small ones: so many that their messages are enough, and no more than the time allows."""
         messages, most = (6144, MOST_LEARNERS) if self.full else (1536, 8)
@@ -238,6 +253,9 @@ class Programme:
                 found["groups"] += EPOCHS * self.learners(g.rounds) * cost(g.rounds, g.local_steps, SMALL_DIM)
         if self.secret_terms is not None:
             found["a secret order"] = costs_of(self.secret_terms, self.secret_runs, cost)
+        if self.sums is not None and self.sums_terms is not None:
+            each = cost(self.sums_terms.rounds, 1, 2 * self.sum_runs) + 4.0 * self.sums_terms.rounds
+            found["sums"] = self.sums.learning.learners * each
         if self.federation:
             found["federation"] = 4 * cost(rounds, tau, _FEDERATION_DIM)
             if g is not None and self.grouped is not self.plan:
@@ -274,6 +292,8 @@ class Programme:
             parts.append("learners that take clients in groups")
         if self.secret_terms is not None:
             parts.append(f"{self.secret_runs:,} clients with a secret step")
+        if self.sums is not None:
+            parts.append(f"sums over {self.sums.learning.learners} learners in {self.sum_runs:,} runs")
         if self.federation:
             parts.append("a federation")
         return f"{'full' if self.full else 'quick'} audit, {size}: " + ", ".join(parts)

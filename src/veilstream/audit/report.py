@@ -36,6 +36,7 @@ from veilstream.audit.secret_order import mixture_checks, order_checks
 from veilstream.audit.statistics import FALSE_ALARMS, Differencing, Law, ManyRun, OneRun, one_run
 from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.statistics.many_run import epsilon_of
+from veilstream.audit.sums import SumsFound, sum_checks
 from veilstream.audit.telemetry_canary import telemetry_runs
 from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.deployment.terms import Terms
@@ -97,6 +98,8 @@ class AuditReport:
     checks: tuple[Check, ...]
     """Parts, cells, single coordinates, telemetry's, pairs, epochs, seeds, groups, a federation."""
     telemetry: ManyRun | None = None
+    sums: SumsFound | None = None
+    """Where only sums are seen; all else is then of each learner's own noise, and so of the floor."""
     full: bool = True
     rounds: int = 0
     """That were audited, of `reduced_from` where the plan has more than an audit can look at."""
@@ -148,10 +151,17 @@ class AuditReport:
         return max(self.fixed.mu_lower, self.adaptive.mu_lower, self.many.mu_lower)
 
     @property
+    def claim(self) -> float:
+        """The promised μ: against a server that sees sums, where it sees no more."""
+        return self.fixed.claim if self.sums is None else self.sums.together.claim
+
+    @property
     def verdict(self) -> str:
         """In a line."""
         if self.alarms:
             return "BROKEN: " + "; ".join(self.alarms)
+        if self.sums is not None:
+            return self._verdict_of_sums(self.sums)
         g, mu = self.guarantee, self.mu_lower
         known = ", for the noise alone, were the order known" if g.secret is not None else ""
         part = "" if self.reduced_from is None else f" ({self.rounds:,} of {self.reduced_from:,} rounds were audited)"
@@ -159,6 +169,18 @@ class AuditReport:
             f"KEPT, as far as messages tell{part}: the promise is epsilon = {g.epsilon:g} at delta = "
             f"{g.delta:g} (mu = {self.fixed.claim:.4f}{known}); the messages use at least "
             f"{mu / self.fixed.claim:.1%} of that mu, and no check raised an alarm"
+        )
+
+    def _verdict_of_sums(self, sums: SumsFound) -> str:
+        g, floor = self.guarantee, max(self.mu_lower, sums.mu_of_floor)
+        known = ", for the noise alone, were the order known" if g.secret is not None else ""
+        part = "" if self.reduced_from is None else f" ({self.rounds:,} of {self.reduced_from:,} rounds were audited)"
+        return (
+            f"KEPT, as far as messages tell{part}: the promise is epsilon = {g.epsilon:g} at delta = {g.delta:g} "
+            f"against a server that sees sums (mu = {self.claim:.4f}{known}); sums over {sums.honest} learners whose "
+            f"noise nobody knows use at least {sums.mu / self.claim:.1%} of that mu. Where the noise of all others is "
+            f"known, the floor is epsilon = {g.floor_epsilon:.4g} (mu = {self.fixed.claim:.4f}{known}); messages use "
+            f"at least {floor / self.fixed.claim:.1%} of it, and no check raised an alarm"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -179,12 +201,13 @@ class AuditReport:
             "false_alarm_rate": SHARES * FALSE_ALARMS,
             "runs": self.many.runs,
             "guarantee": self.guarantee.as_dict(),
-            "claimed": {"mu": self.fixed.claim, "epsilon": self.guarantee.epsilon, "delta": delta},
+            "claimed": {"mu": self.claim, "epsilon": self.guarantee.epsilon, "delta": delta},
             "one_run": {
                 name: _one_run_dict(run, delta) for name, run in (("fixed", self.fixed), ("adaptive", self.adaptive))
             },
             "many_run": _many_run_dict(self.many),
             **({"telemetry": _many_run_dict(self.telemetry)} if self.telemetry else {}),
+            **({"sums": _sums_dict(self.sums)} if self.sums else {}),
             "same_draws": dataclasses.asdict(self.twins) | {"alarm": self.twins.alarm},
             "independence_p": self.independence_p,
             "repeats_unlike": self.repeats_unlike,
@@ -309,6 +332,12 @@ def run_programme(
     if programme.secret is not None:
         meter.stage("a secret order")
         checks += _or_failure("a secret order", lambda: _secret_order(programme, meter))
+    sums = None
+    if programme.sums is not None:
+        meter.stage("sums")
+        found: list[SumsFound] = []
+        checks += _or_failure("sums", lambda: _of_sums(programme, meter, found))
+        sums = found[0] if found else None
     meter.stage("cells")
     checks += _cells(programme, meter)
     if programme.federation:
@@ -317,7 +346,7 @@ def run_programme(
     return AuditReport(
         plan_sha256=plan_digest(programme.given),
         made=made,
-        guarantee=terms.guarantee if programme.secret_terms is None else programme.secret_terms.guarantee,
+        guarantee=programme.promise,
         fixed=one_run(fixed.residuals, law),
         adaptive=one_run(adaptive.residuals, law),
         independence_p=unlike_each(fixed, adaptive, law),
@@ -328,6 +357,7 @@ def run_programme(
         local_steps=tau,
         checks=tuple(checks),
         telemetry=None if told is None else told.many,
+        sums=sums,
         full=programme.full,
         rounds=plan.learning.rounds,
         reduced_from=programme.reduced_from,
@@ -401,6 +431,18 @@ def _secret_order(programme: Programme, meter: Meter) -> list[Check]:
     ]
 
 
+def _of_sums(programme: Programme, meter: Meter, found: list[SumsFound]) -> list[Check]:
+    """What the server can work out where it opens sums alone."""
+    plan, terms, trust = programme.sums, programme.sums_terms, programme.given.trust
+    assert plan is not None
+    assert terms is not None
+    assert trust is not None
+    tick = meter.rounds(terms, 2 * programme.sum_runs)
+    checks, sums = sum_checks(plan, terms, programme.sum_runs, of=trust.honest, seed=programme.seed, tick=tick)
+    found.append(sums)
+    return checks
+
+
 def _cells(programme: Programme, meter: Meter) -> list[Check]:
     """Of the first message, the tenth, and a late one that chance chose for this audit."""
     plan, terms, draws = programme.plan, programme.terms, programme.draws
@@ -452,6 +494,17 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(held) for held in value]
     return "infinite" if isinstance(value, float) and math.isinf(value) else value
+
+
+def _sums_dict(sums: SumsFound) -> dict[str, Any]:
+    return {
+        "honest": sums.honest,
+        "honest_of": sums.of,
+        "learners": sums.learners,
+        "rounds": sums.rounds,
+        "promise": {"mu": sums.together.claim, "mu_one_run": sums.noise.mu_lower} | _many_run_dict(sums.together),
+        "floor": {"mu": sums.floor.claim, "mu_one_run": sums.noise_of_one.mu_lower} | _many_run_dict(sums.floor),
+    }
 
 
 def _one_run_dict(run: OneRun, delta: float) -> dict[str, Any]:

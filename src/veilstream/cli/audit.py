@@ -49,7 +49,8 @@ def command(
     Runs learners of a plan with their real ledgers, seeds and messages, in temporary folders: with
     many coordinates, with a canary client, with the same draws and other clients, through three
     epochs, from a copied store, and in a federation. Clients come one by one, in groups, twice, and not
-    at all; learners are killed and started again. All that they send is compared with the promise.
+    at all; learners are killed and started again. All that they send is compared with the promise; with
+    privacy.trust = "sum" so are the sums that a server opens, and all of that with the floor.
 
     It says first what it will do and how long that takes (a quick audit of a small plan: under a
     minute). Plans of more than 256 rounds (--full: 2,048) are audited with that many.
@@ -112,12 +113,21 @@ def _show(report: AuditReport, paths: list[Path]) -> None:
         typer.echo(f"  note: {remark}")
     typer.echo(f"Verdict      {report.verdict}\n")
     typer.echo(f"{'':44}{'mu':>9}{'epsilon':>10}  at delta = {delta:g}")
-    rows = [("promised" if promise.secret is None else "the noise alone, were the order known", report.fixed.claim)]
+    sums = report.sums
+    promised = "promised" if promise.secret is None else "the noise alone, were the order known"
+    rows = []
+    if sums is not None:
+        rows = [(f"{promised}, for sums", sums.together.claim)]
+        rows += [(f"sums, noise of {sums.honest} unknown, d = {sums.noise.coordinates:,}: >=", sums.noise.mu_lower)]
+        rows += [(f"{sums.together.runs:,} runs with a canary: >=", sums.together.mu_lower)]
+    rows += [(promised if promise.trust is None else "the floor", report.fixed.claim)]
     rows += [
         (f"one run, {name} server, d = {run.coordinates:,}: >=", run.mu_lower)
         for name, run in (("fixed", report.fixed), ("adaptive", report.adaptive))
     ]
     rows += [(f"{many.runs:,} runs with a canary: >=", many.mu_lower)]
+    if sums is not None:
+        rows += [(f"sums, noise of one unknown, d = {sums.noise.coordinates:,}: >=", sums.mu_of_floor)]
     for label, mu in rows:
         typer.echo(f"{label:44}{mu:9.4f}{epsilon_of(mu, delta):10.4f}")
     typer.echo(f"{'  the same, without assumptions: >=':44}{'':9}{many.epsilon_lower:10.4f}")

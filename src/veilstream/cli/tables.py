@@ -14,6 +14,7 @@ from veilstream.wording import counted, shown_lines
 
 if TYPE_CHECKING:
     from veilstream.plans.comparison import Comparison, OnlySums, OtherOrder
+    from veilstream.privacy.guarantee import SumTrust
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -85,6 +86,14 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
         console.print("  in a plan: unbounded = true, and no mechanism")
     if comparison.other_order is not None:
         console.print(f"[bold]Order[/bold]  {_other_order(comparison, comparison.other_order)}")
+    setting = comparison.setting
+    if comparison.without_window is not None:
+        times = comparison.without_window.error_published / comparison.recommended.error_published
+        console.print(
+            f"[bold]Window[/bold]  a record is used in one of the {setting.window} steps of the next window. "
+            "For records that are all there before an epoch begins, a secret order without a window would "
+            f"leave about {times:.2f} times this noise."
+        )
     if (sums := comparison.in_sums) is not None:
         console.print(f"[bold]Sums[/bold]  {_only_sums(comparison, sums)}")
     _print_model(console, comparison)
@@ -93,7 +102,6 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
             f"[bold]Without an end[/bold]  {way}: at round {comparison.setting.rounds} "
             f"{relative:.2f}x the most noise of one that knew it to be the last."
         )
-    setting = comparison.setting
     console.print(
         f"[bold]People[/bold]  {setting.horizon} steps, with everyone taking part {setting.participation}, need at "
         f"least {setting.people_needed} people a learner."
@@ -124,12 +132,27 @@ def _only_sums(comparison: Comparison, sums: OnlySums) -> str:
     if comparison.setting.trust is not None:
         return (
             f"this promise counts on {counted(sums.honest, 'honest learner')} in every round, of which each adds "
-            f"1/√{sums.honest} of the noise; {floor}."
+            f"1/√{sums.honest} of the noise; {floor}.{_graph(comparison.setting.trust)}"
         )
     ratio = sums.error_published / comparison.recommended.error_published
     return (
         f'privacy.trust = "sum" with honest = {sums.honest} would leave {sums.error_published:.3g} in what is '
         f"published: {ratio:.2f}x the recommended. It then counts on {sums.honest} learners; {floor}."
+    )
+
+
+def _graph(trust: SumTrust) -> str:
+    """With whom learners share masks, where that is not everybody."""
+    from veilstream.mask_graph import mask_graph
+
+    graph = mask_graph(trust.learners, trust.colluding)
+    if graph is None:
+        return ""
+    failure = trust.graph_failure
+    fails = f"; that it does not keep sums together has probability {failure:.1g}, counted in delta" if failure else ""
+    return (
+        f" Each learner shares masks with {graph.degree} others, in a graph that all draw{fails}. Rounds need "
+        f"{graph.least_set} learners."
     )
 
 

@@ -71,12 +71,12 @@ def deployed_method(plan: Plan) -> MethodPlan:
             f'[federation] method = "{names[-1]}"' if private else 'add one of kind = "ours"',
         )
     (method,) = named
-    if plan.window is not None:
+    if plan.window is not None and plan.window % plan.learning.local_steps:
         raise InputError(
             "privacy.window",
             plan.window,
-            "no window, where learners are deployed: they spread records that are all there over a whole epoch",
-            "remove it, and give each learner a file, a folder or a table",
+            f"whole rounds where learners are deployed: a multiple of local_steps = {plan.learning.local_steps}",
+            f"window = {_whole_rounds(plan)}",
         )
     if plan.learning.unbounded and method.forgetting == 1.0:
         raise InputError(
@@ -101,6 +101,13 @@ def deployed_method(plan: Plan) -> MethodPlan:
             f"clients_per_step = {MOST_TOGETHER}, with more rounds or local_steps",
         )
     return method
+
+
+def _whole_rounds(plan: Plan) -> int:
+    """The shortest window of whole rounds that is no shorter than the plan's and divides its epoch, if there is one."""
+    rounds, tau = plan.learning.rounds, plan.learning.local_steps
+    divisors = [n for n in range(1, rounds // 2 + 1) if rounds % n == 0]
+    return tau * next((n for n in divisors if n * tau >= (plan.window or 0)), divisors[-1] if divisors else 1)
 
 
 def _check_commands(plan: Plan) -> None:

@@ -322,12 +322,13 @@ class EpochRecords:
             )
 
 
-def most_of_a_round(clients: int, rounds: int) -> int:
+def most_of_a_round(clients: int, rounds: int, all_rounds: int | None = None) -> int:
     """More clients than that come in any round of an epoch with a probability below `MORE_THAN_THAT`.
 
     By Bernstein's inequality for a binomial count; how many clients there are is no secret between neighbours.
+    ``rounds`` are those that a client chooses among, ``all_rounds`` those of the epoch.
     """
-    share, rare = 1.0 / rounds, math.log(rounds / MORE_THAN_THAT)
+    share, rare = 1.0 / rounds, math.log((all_rounds or rounds) / MORE_THAN_THAT)
     beyond = rare / 3 + math.sqrt(rare * rare / 9 + 2 * rare * clients * share * (1 - share))
     return min(clients, math.ceil(clients * share + beyond))
 

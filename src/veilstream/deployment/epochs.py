@@ -44,6 +44,8 @@ ORDER_SECRET = "order/secret"
 """Blob: what decides at which step of the epoch a client is used, where nobody outside may know."""
 ORDER_FILES = "order/files"
 """Blob: how far each source of such an epoch had been read before and when it began; salted."""
+ARRIVED = "arrived/"
+"""Blobs under names that begin so hold records that arrived in a round, until the window in which they are used."""
 OPEN_ROUND = "open-round"
 """Blob: what the open round has come to after a group of steps."""
 MASKING, MASKED = "masks", "sent-masked"
@@ -177,6 +179,16 @@ class EpochLedger:
         """Bind an epoch with a secret order to its files, once all of its clients are written down."""
         self.write("ordered", Body(epoch=self.epoch), keep=keep | self._bookmark_blobs(), points="ordered")
         self.bookmarks = {}
+
+    def write_arrived(self, body: Body, keep: dict[str, bytes], tags: Sequence[bytes]) -> None:
+        """Store and witness who has arrived, their records, and how far the source was read for them."""
+        self.write("arrived", body, keep=keep | self._bookmark_blobs(), tags=tags, points="arrived")
+        self.bookmarks = {}
+
+    def forget_used(self, names: list[str]) -> None:
+        """Destroy records that arrived, after the window in which they were used."""
+        self.write("window", Body(epoch=self.epoch, round=self.local.round), destroy=names, points="window")
+        self.ledger.forget(wait_s=0.0)  # what stays in the log file is encrypted, and the key goes with the epoch
 
     def seal(self) -> None:
         """End the open round, whose steps all count, with its message."""

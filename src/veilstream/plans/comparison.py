@@ -208,6 +208,8 @@ class Comparison:
     offers: Mapping[str, float]  # `error_published` of what else could be published from the same messages
     without_end: Mapping[str, float]  # noise at the last round without a known end, over the most with one
     other_order: OtherOrder | None = None
+    without_window: OtherOrder | None = None
+    """Beside a window: a secret order over the whole epoch, for records that are all there before it begins."""
 
     @property
     def model_reach(self) -> float | None:
@@ -287,6 +289,7 @@ class Comparison:
             },
             "only_sums": None if self.in_sums is None else asdict(self.in_sums),
             "other_order": None if self.other_order is None else self.other_order.as_dict(),
+            "without_window": None if self.without_window is None else self.without_window.as_dict(),
             "workload": s.published.as_dict(),
             "model": {"step_size": s.step_size, "noise": self.recommended.model_noise, "reach": self.model_reach},
             "people_needed": s.people_needed,
@@ -352,6 +355,7 @@ def compare(
         _offers(setting, best) if plain else {},
         _without_end(setting) if setting.unbounded else {},
         other_order(setting) if both_orders else None,
+        _whole_epoch(setting) if both_orders and setting.window is not None else None,
     )
 
 
@@ -360,14 +364,18 @@ def other_order(setting: Setting) -> OtherOrder | None:
 
     None where the secret one is not for this setting, or takes long to work out.
     """
-    w = setting.published
     if setting.order is Order.SECRET:
         known = replace(setting, order=Order.KNOWN, window=None)
         noise = _measure(build("buffered", setting.horizon), known, None)
         return OtherOrder(
             order=Order.KNOWN, mechanism=noise.mechanism, bands=None, error_published=noise.error_published, rough=False
         )
-    returning = setting.participation.times > 1
+    return _whole_epoch(setting)
+
+
+def _whole_epoch(setting: Setting) -> OtherOrder | None:
+    """About what a secret order over all steps of an epoch would give."""
+    w, returning = setting.published, setting.participation.times > 1
     if setting.unbounded or returning or setting.accounting is not Accounting.EXACT:
         return None
     if not 2 <= setting.horizon <= LONGEST_OTHER_ORDER:

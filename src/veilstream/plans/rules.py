@@ -143,6 +143,12 @@ PLAN_RULES = (
         lambda plan: f"window = {math.gcd(plan.steps_of_epoch, plan.window or 1)}, or other rounds",
     ),
     Rule(
+        "privacy.window",
+        lambda plan: _secret(plan) and plan.window and plan.window >= plan.steps_of_epoch,
+        lambda plan: f"less than {plan.steps_of_epoch}, the steps of an epoch: nobody is used in the first window",
+        "a shorter window; or none, where all records are there before an epoch begins",
+    ),
+    Rule(
         "privacy.honest",
         lambda plan: _sums(plan) and plan.privacy.honest is None,
         'a number beside trust = "sum": how many learners\' noise the promise counts on',

@@ -15,6 +15,7 @@ from veilstream.privacy.clipping import checked_clip_norm
 from veilstream.privacy.gaussian import GaussianCurve
 from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, Order, SecretSteps, SumTrust
 from veilstream.privacy.secret_order import Charge, secret_order_epsilon, secret_order_noise
+from veilstream.privacy.sums import beside_graph
 from veilstream.privacy.telemetry import Telemetry
 from veilstream.privacy.zcdp import ZcdpCurve
 
@@ -68,7 +69,7 @@ def calibrate(
     """
     if not isinstance(budget, Budget):
         raise InputError("budget", budget, "a Budget", "Budget(epsilon=1.0, delta=1e-6)")
-    how = Accounting.of(accounting)
+    how, asked, budget = Accounting.of(accounting), budget, beside_graph(budget, trust)
     reach = reach_of(factorization, clip_norm, neighbours, participation, clients_per_step, telemetry)
     secret: SecretSteps | None = None
     if Order.of(order) is Order.SECRET:
@@ -80,8 +81,8 @@ def calibrate(
     if not (math.isfinite(std) and std > 0.0):
         raise InputError("noise std", std, "finite and > 0", "another clip norm; try 1")
     return std, Guarantee(
-        epsilon=float(budget.epsilon),
-        delta=float(budget.delta),
+        epsilon=float(asked.epsilon),
+        delta=float(asked.delta),
         mechanism=factorization.name,
         horizon=factorization.horizon,
         clip_norm=reach.clip_norm,

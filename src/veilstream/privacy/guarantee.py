@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from veilstream.errors import InputError, UnknownName
+from veilstream.mask_graph import graph_failure
 from veilstream.mechanisms.checks import positive_number
 from veilstream.mechanisms.participation import Participation
 from veilstream.mechanisms.program import ENDLESS
@@ -116,6 +117,14 @@ class SumTrust:
     def gain(self) -> float:
         """√honest: how many times a learner's own noise the promise counts on."""
         return math.sqrt(self.honest)
+
+    @property
+    def graph_failure(self) -> float:
+        """Probability that the graph on which learners share masks does not keep sums together; part of δ.
+
+        0 up to `mask_graph.SMALL` learners, where all pairs do.
+        """
+        return graph_failure(self.learners, self.colluding)
 
 
 class Accounting(_Choice):
@@ -263,7 +272,7 @@ class Guarantee:
     def epsilon_if_order_known(self) -> float:
         """The ε of `curve_if_order_known`, at the same δ: what is left if the secret of the order comes out."""
         known = self.curve_if_order_known
-        return known.epsilon(self.delta - self._tail(known.epsilon(self.delta)))
+        return known.epsilon(self.delta - self.graph_failure - self._tail(known.epsilon(self.delta)))
 
     @property
     def floor(self) -> GaussianCurve:
@@ -289,6 +298,11 @@ class Guarantee:
                 "epsilon and delta; curve_if_order_known holds whoever knows the order",
             )
 
+    @property
+    def graph_failure(self) -> float:
+        """The part of δ that a graph of masks may take; none of the floor's."""
+        return 0.0 if self.trust is None else self.trust.graph_failure
+
     def _tail(self, epsilon: float) -> float:
         """What finite draws take of δ at an ε; never more than half of it."""
         return min(0.5 * self.delta, self.arithmetic_delta * (1.0 + math.exp(min(epsilon + 1.0, 700.0))))
@@ -297,12 +311,12 @@ class Guarantee:
         """The ε that this noise really gives at another δ; beside a secret order, at the guarantee's own δ alone."""
         if self.secret is not None and delta == self.delta:
             return self.epsilon
-        return self.curve.epsilon(delta)
+        return self.curve.epsilon(max(delta - self.graph_failure, 0.5 * delta))
 
     def delta_at(self, epsilon: float) -> float:
         """The δ that this noise really gives at another ε."""
         tail = self.arithmetic_delta * (1.0 + math.exp(min(epsilon, 700.0)))
-        return min(1.0, self.curve.delta(epsilon) + tail)
+        return min(1.0, self.curve.delta(epsilon) + tail + self.graph_failure)
 
     @property
     def over_epochs(self) -> GaussianCurve:
@@ -320,6 +334,7 @@ class Guarantee:
             return self.epsilon
         whole = self.over_epochs.epsilon(self.delta)
         tail = self.epochs * self.arithmetic_delta * (1.0 + math.exp(min(whole + 1.0, 700.0)))
+        tail += self.epochs * self.graph_failure
         return self.over_epochs.epsilon(max(self.delta - tail, 0.5 * self.delta)) if tail else whole
 
     @property
@@ -385,10 +400,12 @@ class Guarantee:
         )
 
     def _trust_in_words(self, trust: SumTrust) -> str:
+        failure = trust.graph_failure
+        graph = f" (but for a probability of {failure:.1g} in delta, that of their graph of masks)" if failure else ""
         return (
             f"; against a server that sees sums over learners, colluding with at most {trust.colluding} of "
-            f"{trust.learners}, while {trust.honest} honest ones take part in every round. Against a server that all "
-            f"others collude with, the floor: ({self.floor_epsilon:.4g}, {self.delta:g})"
+            f"{trust.learners}, while {trust.honest} honest ones take part in every round{graph}. Against a server "
+            f"that all others collude with, the floor: ({self.floor_epsilon:.4g}, {self.delta:g})"
         )
 
     def _epochs_in_words(self) -> str:
@@ -427,6 +444,8 @@ class Guarantee:
         else:
             plain["trust"] = asdict(self.trust)
             plain["epsilon_floor"] = self.floor_epsilon
+            if self.graph_failure:
+                plain["graph_failure"] = self.graph_failure
         plain["neighbours"] = self.neighbours.value
         plain["accounting"] = self.accounting.value
         plain |= {

@@ -52,7 +52,7 @@ from veilstream.mechanisms.unbounded import StationaryFactorization
 from veilstream.privacy.calibration import calibrate, reach_of, secret_noise
 from veilstream.privacy.grid import Grid, grid_for
 from veilstream.privacy.guarantee import Accounting, Budget, Guarantee, Neighbours, Order, SumTrust
-from veilstream.privacy.sums import sum_tail
+from veilstream.privacy.sums import beside_graph, sum_tail
 from veilstream.privacy.telemetry import Telemetry
 
 REACH = 16.0
@@ -161,7 +161,7 @@ def calibrate_release(
     if trust is not None:
         charge = _charge_of_sums(charge, trust, stepwise, coordinates, scale, column)
     if secretly:
-        return _under_secret_order(budget, stepwise, asked, charge)
+        return _under_secret_order(beside_graph(budget, trust), stepwise, asked, charge)
     tail = charge.delta * (1.0 + math.exp(min(asked.epsilon, 700.0)))
     if not tail < 0.5 * asked.delta:
         raise InputError(

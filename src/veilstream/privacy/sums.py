@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 
 from veilstream.errors import InputError
-from veilstream.privacy.guarantee import SumTrust
+from veilstream.privacy.guarantee import Budget, SumTrust
 
 _NEGLIGIBLE = 1e-60  # beside any δ
 
@@ -50,6 +50,30 @@ def log_rounding_ratio(least: float, learners: int, steps: int) -> float:
     while (term := 2.0 * math.exp(-fall * k * k)) > 1e-18 * total:
         total, k = total + term, k + 1
     return (learners - 1.0) * steps * math.log1p(total)
+
+
+def beside_graph(budget: Budget, trust: SumTrust | None) -> Budget:
+    """What is left of a budget for noise beside the graph on which learners share masks (`mask_graph`).
+
+    Where the graph fails nothing is claimed, in either world alike: its probability, which data do not change, is taken
+    from δ as it is.
+
+    Raises:
+        InputError: for a δ that is not far above that.
+
+    """
+    failure = 0.0 if trust is None else trust.graph_failure
+    if not failure:
+        return budget
+    if not failure < 0.5 * budget.delta:
+        raise InputError(
+            "privacy.delta",
+            budget.delta,
+            f"more than {2.0 * failure:.1g}: with so many learners each masks with some others, and colluding ones may "
+            "be all around one of them",
+            "a larger delta, colluding = 0, or at most 60 learners",
+        )
+    return Budget(budget.epsilon, budget.delta - failure)
 
 
 def sum_tail(trust: SumTrust, horizon: int, dim: int, scale: float, column: float) -> float:

@@ -22,7 +22,7 @@ def draw_audit(report: AuditReport, folder: Path) -> list[Path]:
     trade_off, curve, steps = figure.subplots(1, 3)
     _draw_trade_off(trade_off, report)
     _draw_privacy_curve(curve, report)
-    _draw_steps(steps, report.adaptive)
+    _draw_steps(steps, report.adaptive, "promised" if report.sums is None else "the floor")
     promise = report.guarantee
     state = "kept" if not report.alarms else "BROKEN"
     figure.suptitle(
@@ -39,7 +39,7 @@ def draw_audit(report: AuditReport, folder: Path) -> list[Path]:
 
 
 def _draw_trade_off(axes: Any, report: AuditReport) -> None:
-    many = report.many
+    many = report.many if report.sums is None else report.sums.together
     alpha = np.linspace(1e-4, 1.0 - 1e-4, 400)
     axes.plot(
         alpha,
@@ -65,23 +65,28 @@ def _draw_trade_off(axes: Any, report: AuditReport) -> None:
 
 def _draw_privacy_curve(axes: Any, report: AuditReport) -> None:
     epsilons = np.linspace(0.0, 2.0 * report.guarantee.epsilon, 120)
-    lines = [("promised", report.fixed.claim, _CLAIMED)]
+    sums, counted = report.sums, report.many
+    lines = [("promised", report.claim, _CLAIMED)]
     found = max(report.fixed.mu_lower, report.adaptive.mu_lower)
-    lines += [("one run: at least", found, _MEASURED)]
-    lines += [("many runs: at least", report.many.mu_lower, _COUNTED)]
+    if sums is None:
+        lines += [("one run: at least", found, _MEASURED)]
+    else:
+        counted = sums.together
+        lines += [("the floor", report.fixed.claim, "0.6"), ("the floor, one run: at least", found, _MEASURED)]
+    lines += [("many runs: at least", counted.mu_lower, _COUNTED)]
     for label, mu, colour in lines:
         if 0.0 < mu < np.inf:
             deltas = [GaussianCurve(mu).delta(float(e)) for e in epsilons]
             axes.plot(epsilons, deltas, color=colour, label=f"{label} (mu = {mu:.3f})")
     delta = report.guarantee.delta
     axes.plot(report.guarantee.epsilon, delta, "o", color=_CLAIMED, markerfacecolor="none", label="the promise")
-    axes.plot(report.many.epsilon_lower, delta, "<", color=_COUNTED, label="counted, without assumptions")
+    axes.plot(counted.epsilon_lower, delta, "<", color=_COUNTED, label="counted, without assumptions")
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(delta * 1e-3, 1e-12))
     _label(axes, "ε", "δ(ε)", "Privacy curve, claimed and measured")
 
 
-def _draw_steps(axes: Any, run: OneRun) -> None:
+def _draw_steps(axes: Any, run: OneRun, promised: str) -> None:
     steps = np.arange(1, len(run.measured) + 1)
     finite = np.isfinite(run.measured)
     axes.fill_between(
@@ -95,7 +100,7 @@ def _draw_steps(axes: Any, run: OneRun) -> None:
     )
     if run.expected is not None:
         axes.plot(steps, run.expected, color=_MEASURED, linewidth=1, label="expected in messages")
-    axes.axhline(run.claim, color=_CLAIMED, label="promised")
+    axes.axhline(run.claim, color=_CLAIMED, label=promised)
     axes.margins(y=0.25)
     title = f"One run, {run.coordinates:,} coordinates"
     _label(axes, "step at which the client comes", "d' = μ of that client", title, loc="upper right")

@@ -139,10 +139,16 @@ def _noise_that_hides(g: Guarantee) -> str:
 
 def _floor(g: Guarantee, trust: SumTrust) -> str:
     told = f", and {counted(trust.colluding, 'learner')} may tell the server all they know" if trust.colluding else ""
+    graph = ""
+    if trust.graph_failure:
+        graph = (
+            f" Each learner masks with some of the others; that these do not keep sums together has probability "
+            f"{trust.graph_failure:.1g}, counted in δ."
+        )
     return (
         f"The server can open only the sum over learners of a round, once, and learners open none without "
-        f"{trust.honest} honest ones of every round before{told}. If all others collude, or the cryptography (X25519, "
-        f"AES-256, ChaCha20-Poly1305, Ed25519) is broken, each learner’s own noise V still gives its clients the "
+        f"{trust.honest} honest ones of every round before{told}.{graph} If all others collude, or the cryptography "
+        f"(X25519, AES-256, SHA-256, Ed25519) is broken, each learner’s own noise V still gives its clients the "
         f"floor: "
         f"ε = {g.floor_epsilon:.4g} at the same δ."
     )

@@ -11,7 +11,6 @@ import html
 import re
 import textwrap
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def make_statement(run: Run, keys: ServerKeys, *, now: float | None = None) -> S
         )
     agreed = _check_folder(run, head, keys)
     key = keys.identity
-    parts = _parts(run, head, agreed, time.time() if now is None else now)
+    parts = _parts(run, head, agreed, keys, time.time() if now is None else now)
     body = "\n\n".join(f"{title}\n\n" + "\n".join(_wrapped(line) for line in lines) for title, lines in parts)
     text = f"PRIVACY STATEMENT\n{run.plan.name}\n\n{body}\n"
     if (found := hidden(text)) is not None:
@@ -134,7 +133,7 @@ def write_statement(run: Run, keys: ServerKeys) -> list[Path]:
     return paths
 
 
-def _parts(run: Run, head: RunHead, agreed: list[str], now: float) -> Parts:
+def _parts(run: Run, head: RunHead, agreed: list[str], keys: ServerKeys, now: float) -> Parts:
     guarantee, plan = run.guarantee, run.plan
     promise = promise_of(guarantee, simulated=False)
     versions = _versions(run)
@@ -148,7 +147,7 @@ def _parts(run: Run, head: RunHead, agreed: list[str], now: float) -> Parts:
         ("What leaves a learner", [" ".join(promise["leaves"])]),
         ("What is not covered", [f"- {line}" for line in promise["uncovered"]]),
         ("Who has agreed to it", agreed),
-        ("How far it has come, by the server's account", _heads(run, head)),
+        ("How far it has come, by the server's account", _heads(run, head, keys)),
         ("The last audit", _audit(run)),
         (
             "Plan and run",
@@ -316,10 +315,10 @@ def _versions(run: Run) -> dict[str, str]:
     return {key: str(said[key]) for key in _VERSIONS}
 
 
-def _heads(run: Run, head: RunHead) -> list[str]:
+def _heads(run: Run, head: RunHead, keys: ServerKeys) -> list[str]:
     """Each learner's last accepted message, by its hash-chain link, in checkpoint and list of releases."""
     if run.plan.trust is not None:
-        return _parts_in_sums(run, head)
+        return _parts_in_sums(run, head, keys)
     listed = _listed_releases(run.path / "releases.csv")
     lines = [f"{head.round:,} rounds are done."]
     for seat in sorted(head.seats, key=lambda seat: seat.name):
@@ -343,31 +342,18 @@ def _heads(run: Run, head: RunHead) -> list[str]:
     return lines
 
 
-def _parts_in_sums(run: Run, head: RunHead) -> list[str]:
+def _parts_in_sums(run: Run, head: RunHead, keys: ServerKeys) -> list[str]:
     """Of each learner, how many opened sums it was part of, by the certificates that learners signed."""
-    from veilstream.federation.masking.statements import KeyList  # with ciphers, which other runs do not need
-    from veilstream.federation.server.masking_files import MaskingFiles
+    from veilstream.reports.opened_sums import opened_sums  # with ciphers, which other runs do not need
 
-    files = MaskingFiles(run.path)
-    kept, openings = files.keys(), files.openings()
-    missing = sorted(set(range(head.round)) - set(openings))
-    if missing or (head.round and kept is None):
-        raise InputError(
-            "run",
-            str(run.path / "openings.bin"),
-            f"a certificate of every round; round {missing[0] if missing else 0} has none",
-            "restore the whole folder from one copy",
-        )
-    names = () if kept is None else KeyList.unpack(kept.keys).names
-    parts = Counter(names[place] for r in range(head.round) for place in openings[r].opened.members)
-    core = frozenset(range(len(names)))
-    for r in range(head.round):
-        core &= openings[r].opened.members
+    sums = opened_sums(run, head, keys)
     lines = [
         f"{head.round:,} rounds are done. Of each, one sum over learners was opened, and no learner's own message was "
-        f"ever seen; {len(core)} learners were part of all of them."
+        f"ever seen; {len(sums.core)} learners were part of all of them.",
+        f"{sums.verified:,} of {head.round:,} certificates are verified: each says whose increments a sum was of, "
+        f"signed by at least {sums.threshold} learners who opened it.",
     ]
-    return [*lines, *(f"{seat.name}: part of {parts[seat.name]:,} sums." for seat in head.seats)]
+    return [*lines, *(f"{seat.name}: part of {sums.parts[seat.name]:,} sums." for seat in head.seats)]
 
 
 _Releases = set[tuple[str, int, int, str]]

@@ -48,7 +48,7 @@ class Status:
     ended: bool
     """Whether the epoch is over and its secrets are destroyed."""
     secrets: int
-    """Seeds, snapshots and secrets of an order that the store still holds."""
+    """Seeds, snapshots, secrets of an order and records that wait for their window, which the store still holds."""
     guarantee: Guarantee | None
     witnessed: int
     """Records that the witness has seen."""
@@ -158,7 +158,7 @@ def _status(db: Any, chain: Chain, store: Path, where: Path) -> Status:
         clients=clients_of(db),
         acknowledged=standing.acknowledged,
         ended=standing.ended,
-        secrets=sum(name.startswith(("seed/", "snapshot", "order/secret")) for name in chain.kept),
+        secrets=sum(name.startswith(("seed/", "snapshot", "order/secret", "arrived/")) for name in chain.kept),
         guarantee=Guarantee.from_dict(promised) if promised else None,
         witnessed=_last_witnessed(where),
     )

@@ -20,19 +20,20 @@ from veilstream.errors import InputError, VeilstreamError
 from veilstream.federation.keys.identity import LearnerKeys
 from veilstream.federation.learner.local_account import LocalAccount
 from veilstream.federation.learner.published_model import PublishedModel
-from veilstream.federation.learner.reply_times import ReplyTimes, reply_times, secret_order_replies
+from veilstream.federation.learner.reply_times import SEAL_S, ReplyTimes, reply_times, secret_order_replies
 from veilstream.federation.learner.site import NoAnswer, Site
 from veilstream.federation.learner.source_round import offer_clients, source_failure
 from veilstream.federation.learner.source_start import fit_source
 from veilstream.federation.repeated_lines import RepeatedLines
 from veilstream.streams.intake import ClientSource, Offered, WholeSource
 from veilstream.streams.table_source import TableSource
-from veilstream.streams.waiting_source import WaitingSource
+from veilstream.streams.waiting_source import LiveSource, WaitingSource
 from veilstream.wording import counted
 
 _log = logging.getLogger(__name__)
 
 _WAITS = "rounds are sat out, and cost nothing, until more come"
+_LEFT = "its rounds are sat out, and cost nothing"
 _SAT_OUT = "rounds are sat out, and cost nothing, until `veilstream ledger resume`"
 
 
@@ -100,6 +101,13 @@ class Daemon:
         reason = f"epoch {learner.epoch} has ended after {learner.round} of {learner.terms.rounds}"
         return f"{reason} rounds" + ("; another may begin later" if learner.epochs_left else "")
 
+    @property
+    def takes_nobody(self) -> str | None:
+        """Why nobody who calls now can be taken in this epoch; None while they can."""
+        if self.ended is not None or self.learner.takes_clients:
+            return self.ended
+        return f"epoch {self.learner.epoch} is in its last window, which takes nobody: none follows to use them in"
+
     def handle(self, data: bytes) -> bytes:
         """A signed reply to any bytes; a refusal says why, and nothing about data.
 
@@ -122,6 +130,8 @@ class Daemon:
     def turn(self, round_: int) -> Iterator[None]:
         """A round begins with a slot; its reply leaves at a time of its own."""
         started = self._slot_starts()
+        if self.learner.pinned:  # since before this start
+            self._fix_reply_time()
         try:
             yield
         finally:
@@ -135,10 +145,10 @@ class Daemon:
             if self.account is not None:
                 self.account.observed(offered.sample, outcome.answer, used=outcome.used)
 
+        if not self.learner.takes_whole_sources:
+            offer_clients(self.learner, self._source, round_, told)
         if self.learner.order_is_secret:
             self.learner.take_round()
-        else:
-            offer_clients(self.learner, self._source, round_, told)
         if self._closing.is_set():  # the next start does the rest of the round
             raise NoAnswer
         if self.account is not None:
@@ -165,8 +175,16 @@ class Daemon:
         if self.paused:
             self._say(logging.WARNING, f"paused by the person beside the data: {_SAT_OUT}")
             return False
-        if learner.order_is_secret:
+        if learner.takes_whole_sources:
             return self._all_are_there()
+        self._fix_reply_time()
+        somebody = learner.clients_due or (learner.takes_clients and learner.clients_waiting)
+        if somebody:  # is used in this window or in the next; who arrives meanwhile is welcome
+            self._say(logging.DEBUG, "")
+            return True
+        if not learner.takes_clients:
+            self._say(logging.INFO, f"nobody arrived in the window before the last, which takes nobody: {_LEFT}")
+            return False
         try:
             ready = self._source.ready(
                 self._min_clients, learner.terms.local_steps * learner.terms.clients_per_step, learner.may_take
@@ -197,23 +215,27 @@ class Daemon:
             return False
         if written_down is not None and self.account is not None:
             self.account.wrote_down(written_down)
-        if self._replies_by_source:
-            # A server sees that a round takes as long as another, whatever its steps have.
-            self._replies = secret_order_replies(learner.round_work_s())
-            self._replies_by_source = False
+        self._fix_reply_time()
         self._say(logging.DEBUG, "")
         return True
 
+    def _fix_reply_time(self) -> None:
+        """Where the order is secret, a server sees that a round takes as long as another, whatever its steps have."""
+        if self._replies_by_source:
+            waits_s = self._source.window_s + SEAL_S if isinstance(self._source, WaitingSource) else 0.0
+            self._replies = secret_order_replies(self.learner.round_work_s(), waits_s)
+            self._replies_by_source = False
+
     def file_has_ended(self) -> bool:
         """Whether a table has too few records for another round; False during a round."""
-        if self.learner.order_is_secret:
+        if self.learner.takes_whole_sources or self.learner.over:
             return self.learner.over
         if not isinstance(self._source, TableSource) or not self.site.busy.acquire(blocking=False):
             return False
         try:
             if not self.learner.pinned:
                 self.wait_here()
-            return self._source.exhausted
+            return self._source.exhausted and not (self.learner.clients_due or self.learner.clients_waiting)
         finally:
             self.site.busy.release()
 
@@ -260,7 +282,8 @@ class Daemon:
             raise NoAnswer
 
     def _let_callers_go(self) -> None:
-        if self.learner.over and isinstance(self._source, WaitingSource):
+        over = self.takes_nobody is not None if isinstance(self._source, LiveSource) else self.learner.over
+        if over and isinstance(self._source, WaitingSource):
             self._source.release()
 
     def close(self) -> None:

@@ -355,7 +355,7 @@ class LearnerApi:
             return _json(503, {"answer": "wait", **told}, _AGAIN)
         if isinstance(record, RefusedRequest):
             raise record
-        return _json(200, {"answer": answer.value})
+        return _json(200, {"answer": answer.value, **self._used()})
 
     async def _observe_batch(self, source: LiveSource, said: list[Any]) -> Response:
         if not 0 < len(said) <= _BATCH_RECORDS:
@@ -378,8 +378,12 @@ class LearnerApi:
         counts = Counter(answers)
         body = {"answers": answers, "counts": dict(counts), "why": dict(reasons)}
         if "taken" in counts:
-            return _json(200, body)
+            return _json(200, body | self._used())
         return _json(503, body, _AGAIN) if counts["wait"] else _json(422, body)
+
+    def _used(self) -> dict[str, str]:
+        """What those who were taken are told of when they are used: never more than that."""
+        return {} if self._daemon.learner.plan.window is None else {"used": "within the next window"}
 
     def _observation(self, said: Any) -> Encoded | RefusedRequest:
         """The record, or why it is refused; one that names nobody is counted here, since no round takes it."""
@@ -397,7 +401,7 @@ class LearnerApi:
 
     async def _answers(self, source: LiveSource, records: list[Encoded | RefusedRequest]) -> list[Answer | None]:
         """Let records wait for a round; None for those that no round took in time."""
-        if (why := self._daemon.ended) is not None:
+        if (why := self._daemon.takes_nobody) is not None:
             raise RefusedRequest(why, status=410, reason="ended")
         if self._ending or self._health.blocked:
             return [None] * len(records)
@@ -410,7 +414,7 @@ class LearnerApi:
         except TimeoutError:
             source.withdraw(waiting.records)
             await waiting.all_answered  # a round that holds some of them answers soon
-        if (why := self._daemon.ended) is not None and not any(waiting.answers):
+        if (why := self._daemon.takes_nobody) is not None and not any(waiting.answers):
             raise RefusedRequest(why, status=410, reason="ended")
         for record, answer in zip(records, waiting.answers, strict=True):
             if answer is not None:

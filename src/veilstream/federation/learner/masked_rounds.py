@@ -95,10 +95,13 @@ class MaskedRounds:
     def _take_keys(self, body: Buffer) -> bytes:
         told = KeysRequest.unpack(body)
         masks = self._known()
-        identities = {} if masks.has_keys else PeerCertificates(self._folder).identities(told.certificates)
-        state = masks.take_keys(told.keys, identities)
-        self._keep("keys", state, hash=hashlib.sha256(told.keys).hexdigest())
-        return b""
+        known = masks.state.keys == told.keys
+        identities = {} if known else PeerCertificates(self._folder).identities(told.certificates)
+        listed = hashlib.sha256(told.keys).hexdigest()
+        self._keep("keys", masks.take_keys(told.keys, identities), hash=listed)
+        if told.told:
+            self._keep("keys", masks.take_draw(told.told), hash=listed)
+        return masks.told()
 
     def _mask(self, told: MaskRequest, local: Local) -> bytes:
         masks, learner, at = self._known(), self._learner, told.at
@@ -131,13 +134,13 @@ class MaskedRounds:
             )
 
     def _sign(self, what: SetOfRound) -> bytes:
-        state, answer = self._known().sign_set(what)
+        state, answer = self._known().seal(what)
         self._keep("sign", state, round=what.at.round, attempt=what.at.attempt, hash=_hash(what))
         return answer
 
     def _share(self, told: ShareRequest) -> bytes:
         self._take_opened(told.opened)
-        state, answer = self._known().share(told.what, told.signatures, told.sealed)
+        state, answer = self._known().share(told.what, told.agreed)
         at = told.what.at
         self._keep("share", state, round=at.round, attempt=at.attempt, hash=_hash(told.what))
         return answer

@@ -133,14 +133,15 @@ class LearnerService:
 
     def _answer(self, keys: LearnerKeys, stop: threading.Event) -> None:
         secret = self.plan.order == "secret"
-        whole = self.end_with_file or secret
+        at_once = secret and self.plan.window is None
+        whole = self.end_with_file or at_once
         source = open_source(self.data, self.plan, keys.name, whole=whole, query=self.query, key=self.key)
-        if secret and not isinstance(source, WholeSource):
+        if at_once and not isinstance(source, WholeSource):
             raise InputError(
                 "--data",
                 self.data,
                 'records that are all there before an epoch begins, under privacy.order = "secret"',
-                'a file, a folder or a SQLite table; order = "known" is for records that arrive one after the other',
+                "a file, a folder or a SQLite table; privacy.window = W is for records that arrive one after the other",
             )
         if self.end_with_file and not isinstance(source, TableSource):
             raise InputError("--end-with-file", True, "a file as --data", "leave it out")

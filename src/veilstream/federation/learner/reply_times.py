@@ -59,9 +59,12 @@ class ReplyTimes:
         return self.late_slot_s > SLOT_S
 
 
-def secret_order_replies(work_s: float) -> ReplyTimes:
-    """The schedule where the order of records is secret; ``work_s`` is how long a round's work takes."""
-    slots = math.ceil((_TIMES_THE_WORK * work_s + SLOT_S) / SLOT_S)
+def secret_order_replies(work_s: float, waits_s: float = 0.0) -> ReplyTimes:
+    """The schedule where the order of records is secret.
+
+    ``work_s`` is how long a round's work takes, ``waits_s`` how long clients may call before it.
+    """
+    slots = math.ceil((waits_s + _TIMES_THE_WORK * work_s + SLOT_S) / SLOT_S)
     return ReplyTimes(slots * SLOT_S, late_slot_s=SLOT_S)
 
 

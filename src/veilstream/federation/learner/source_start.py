@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def resume_source(source: ClientSource, learner: Learner, name: str) -> None:
     """Go on where this learner left the source."""
     plan = learner.plan
-    if plan.order == "secret":
+    if learner.takes_whole_sources:
         if isinstance(source, TableSource) and not learner.clients_written_down:
             look_at_whole(source, plan, learner.bookmarks(), learner=name)
         if isinstance(source, WholeSource) and not learner.over:
@@ -56,7 +56,7 @@ def least_clients(plan: Plan, learner: Learner, source: ClientSource) -> int:
             a_round / seconds,
         )
     given = plan.federation.min_clients
-    if plan.order == "secret":  # they are all there
+    if learner.takes_whole_sources:  # they are all there
         return 1
     if given is not None:
         return given

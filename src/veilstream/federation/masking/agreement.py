@@ -2,27 +2,25 @@
 
     s_ij  = HKDF(X25519(i, j); run's list of keys, both names)
     k_ij  = HKDF-Expand(s_ij; "mask", round, attempt)          the same on both sides
-    e_i→j = HKDF-Expand(s_ij; "share", i, j, round, attempt)   seals i's share for j
+    p_i→j = HKDF-Expand(s_ij; "share", i, j, round, attempt, set)   hides i's share for j
 
 A key of one attempt says nothing of s_ij nor of another attempt, so k_ij can be given away for a learner that
-has vanished.
+has vanished. A pad is for one share alone: to open it, its holder j tells the pad, which needs no message of i.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from veilstream.errors import ProtocolError
-from veilstream.federation.masking.shares import SHARE_BYTES, Random
-from veilstream.federation.masking.statements import Attempt, KeyList, pack_parts
+from veilstream.federation.masking.shares import SHARE_BYTES
+from veilstream.federation.masking.statements import Attempt, KeyList, SetOfRound, pack_parts
 
-_NONCE = 12
-SEALED_BYTES = _NONCE + SHARE_BYTES + 16
 _USE = struct.Struct("<II")
 
 
@@ -32,36 +30,38 @@ def public_key(private: bytes) -> bytes:
 
 
 class PairKeys:
-    """One learner's keys with every other, for one run. Secret."""
+    """One learner's keys with those whom it shares masks with, for one run. Secret."""
 
     def __init__(self, private: bytes, me: int, keys: KeyList) -> None:
-        own, names, listed = X25519PrivateKey.from_private_bytes(private), keys.names, keys.digest()
-        self._me = me
-        self._secrets = []
-        for place, offer in enumerate(keys.offers):
-            try:
-                agreed = own.exchange(X25519PublicKey.from_public_bytes(offer.key))
-            except ValueError:  # a point of small order: everybody would know what is agreed
-                raise ProtocolError(f"a key of learner {offer.name!r} that agrees on nothing secret", "") from None
-            pair = pack_parts([name.encode() for name in sorted((names[me], names[place]))])
-            self._secrets.append(HKDF(SHA256(), 32, salt=listed, info=b"veilstream pair" + pair).derive(agreed))
+        self._own, self._me, self._keys, self._listed = private, me, keys, keys.digest()
+        self._secrets: dict[int, bytes] = {}
 
     def mask_seed(self, other: int, at: Attempt) -> bytes:
         """k_ij."""
-        return self._expand(other, b"mask" + at.pack())
+        return self._expand(other, b"mask" + at.pack(), 32)
 
-    def seal(self, share: bytes, to: int, at: Attempt, random: Random) -> bytes:
-        """A share that only its holder can read."""
-        nonce = random(_NONCE)
-        return nonce + self._box(self._me, to, at).encrypt(nonce, share, None)
-
-    def unseal(self, sealed: bytes, sender: int, at: Attempt) -> bytes:
-        """A share that was sealed for this learner; `InvalidTag` if it was not."""
-        return self._box(sender, self._me, at).decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
-
-    def _box(self, sender: int, to: int, at: Attempt) -> ChaCha20Poly1305:
+    def pad(self, sender: int, to: int, what: SetOfRound) -> bytes:
+        """P of these two, one of them this learner, for the sender's share in this set."""
         other = to if sender == self._me else sender
-        return ChaCha20Poly1305(self._expand(other, b"share" + _USE.pack(sender, to) + at.pack()))
+        about = hashlib.sha256(what.set_content()).digest()
+        return self._expand(other, b"share" + _USE.pack(sender, to) + about, SHARE_BYTES)
 
-    def _expand(self, other: int, use: bytes) -> bytes:
-        return HKDFExpand(SHA256(), 32, info=use).derive(self._secrets[other])
+    def _expand(self, other: int, use: bytes, length: int) -> bytes:
+        if other not in self._secrets:
+            self._secrets[other] = self._agreed(other)
+        return HKDFExpand(SHA256(), length, info=use).derive(self._secrets[other])
+
+    def _agreed(self, other: int) -> bytes:
+        names, offer = self._keys.names, self._keys.offers[other]
+        own = X25519PrivateKey.from_private_bytes(self._own)
+        try:
+            agreed = own.exchange(X25519PublicKey.from_public_bytes(offer.key))
+        except ValueError:  # a point of small order: everybody would know what is agreed
+            raise ProtocolError(f"a key of learner {offer.name!r} that agrees on nothing secret", "") from None
+        pair = pack_parts([name.encode() for name in sorted((names[self._me], names[other]))])
+        return HKDF(SHA256(), 32, salt=self._listed, info=b"veilstream pair" + pair).derive(agreed)
+
+
+def masked_with(secret: bytes, pad: bytes) -> bytes:
+    """Each byte xor the pad's; the same again takes it off."""
+    return (int.from_bytes(secret) ^ int.from_bytes(pad)).to_bytes(len(pad))

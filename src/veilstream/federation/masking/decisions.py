@@ -17,12 +17,13 @@ Set = frozenset[int]
 
 
 class OldCopy(PrivacyError):
-    """Others have a signature of this learner that its store does not know."""
+    """Others have agreed on a set with this learner for which its store knows no shares."""
 
     def __init__(self, round_: int) -> None:
         super().__init__(
-            f"this learner has signed a set of round {round_} that its store does not know: the store is an old copy, "
-            "nothing was sent (put the newest one back; if it is lost, begin another store, with other clients only)"
+            f"others agreed on a set of round {round_} with this learner that its store does not know: the store is an "
+            "old copy, or the server lies; nothing was sent (put the newest one back; if it is lost, begin another "
+            "store, with other clients only)"
         )
 
 
@@ -38,11 +39,11 @@ class Standing:
     masked: int = 0
     """The newest attempt of this round that it masked; 0 for none."""
     signed: Set | None = None
-    """The set that it signed in that attempt."""
+    """The set that it sealed for in that attempt."""
     opened: tuple[int, Set] | None = None
-    """Attempt and set for which it gave shares away."""
+    """Attempt and set on which it agreed."""
     voided: int = 0
-    """It will share for no attempt of this round up to this one."""
+    """It will agree on no attempt of this round up to this one."""
 
 
 def moved_on(now: Standing, rules: Rules, round_: int, attempt: int, core: Set, members: Set) -> tuple[Standing, bool]:
@@ -51,7 +52,7 @@ def moved_on(now: Standing, rules: Rules, round_: int, attempt: int, core: Set, 
         return now, False
     mine = now.me in members
     if round_ == now.round:
-        if core != now.core or (mine and (now.masked, now.signed) != (attempt, members)):
+        if core != now.core or not _has_sealed(now, attempt, members):
             raise OldCopy(round_)
     elif now.masked:
         raise Refused(f"proof of round {round_} at a learner that waits for that of round {now.round}")
@@ -84,7 +85,7 @@ def mask(now: Standing, rules: Rules, round_: int, attempt: int, proved_void: in
 
 
 def sign(now: Standing, rules: Rules, round_: int, attempt: int, core: Set, members: Set) -> Standing:
-    """Before the signature of a set."""
+    """Before it seals for a set."""
     _check_open(now, round_, attempt)
     _check_set(now, rules, core, members)
     if attempt != now.masked or now.me not in members:
@@ -96,23 +97,35 @@ def sign(now: Standing, rules: Rules, round_: int, attempt: int, core: Set, memb
     return replace(now, signed=members)
 
 
-def share(now: Standing, rules: Rules, round_: int, attempt: int, core: Set, members: Set, signers: Set) -> Standing:
-    """Before shares are given for a set that these learners signed."""
+def share(now: Standing, rules: Rules, round_: int, attempt: int, core: Set, members: Set) -> Standing:
+    """Before it agrees that a set is opened."""
     _check_open(now, round_, attempt)
     if now.opened == (attempt, members):
-        return now  # the same shares again
+        return now  # the same answer again
     _check_set(now, rules, core, members)
-    if signers != members:
-        raise Refused(f"a set of round {round_} that {len(members - signers)} of its learners did not sign")
-    if now.me in members and (now.masked, now.signed) != (attempt, members):
-        raise OldCopy(round_)
+    if not _has_sealed(now, attempt, members):
+        raise Refused(f"a set of round {round_} for which this learner has not sealed")
     if now.opened not in (None, (attempt, members)):
         raise Refused(f"a second set of round {round_}")
     return replace(now, opened=(attempt, members))
 
 
+def tell(now: Standing, rules: Rules, round_: int, attempt: int, core: Set, members: Set, agreed: int) -> Standing:
+    """Before it tells pads for a set on which so many agreed.
+
+    With t of them no other set can ever be opened, whatever this learner has signed.
+    """
+    _check_round(now, round_)
+    if agreed < rules.threshold:
+        raise Refused(f"a set of round {round_} on which {agreed} learners agreed, where it takes {rules.threshold}")
+    _check_set(now, rules, core, members)
+    if not _has_sealed(now, attempt, members):
+        raise OldCopy(round_)
+    return replace(now, opened=(attempt, members))
+
+
 def void(now: Standing, round_: int, attempt: int, proved_void: int = 0) -> Standing:
-    """Before the promise never to share for an attempt of this round up to this one."""
+    """Before the promise never to agree on an attempt of this round up to this one."""
     _check_round(now, round_)
     if now.opened is not None and proved_void < now.opened[0] <= attempt:
         raise Refused(f"a void of round {round_}, of which this learner has opened attempt {now.opened[0]}")
@@ -142,3 +155,9 @@ def _check_set(now: Standing, rules: Rules, core: Set, members: Set) -> None:
             f"a set with {len(core & members)} learners that took part in all rounds before, where "
             f"{rules.honest + rules.colluding} are needed"
         )
+    if not rules.joined(members):
+        raise Refused("a set with learners that have too few neighbours in it")
+
+
+def _has_sealed(now: Standing, attempt: int, members: Set) -> bool:
+    return now.me not in members or (now.masked, now.signed) == (attempt, members)

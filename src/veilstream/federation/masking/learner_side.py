@@ -8,23 +8,26 @@ So the caller writes it down in between, and a call that was interrupted has not
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from numpy.typing import NDArray
 
 from veilstream.errors import ProtocolError
 from veilstream.federation.masking import decisions
-from veilstream.federation.masking.agreement import SEALED_BYTES, PairKeys, public_key
+from veilstream.federation.masking.agreement import PairKeys, masked_with, public_key
 from veilstream.federation.masking.decisions import Standing
+from veilstream.federation.masking.links import Links, drawn, hashed, told_root
 from veilstream.federation.masking.masks import SEED_BYTES, add_mask, as_words
 from veilstream.federation.masking.rules import Rules
-from veilstream.federation.masking.shares import SHARE_BYTES, Random, split
+from veilstream.federation.masking.shares import SECRET_BYTES, Random, split
 from veilstream.federation.masking.statements import (
     HASH_BYTES,
     KEY_BYTES,
@@ -38,20 +41,32 @@ from veilstream.federation.masking.statements import (
     Signatures,
     VoidCertificate,
 )
+from veilstream.mask_graph import LISTS, mask_graph
 
 _MASKED = struct.Struct("<8sI32s32sIII")
-_MAGIC = b"VEILMSK1"
+_MAGIC = b"VEILMSK2"
 MASKED_HEADER_BYTES = _MASKED.size
 
 
-def commitment(seed: bytes) -> bytes:
-    """By which the server sees that shares gave the right seed; a seed of 32 random bytes stays hidden."""
-    return hashlib.sha256(b"veilstream own mask" + seed).digest()
+def commitment(secret: bytes) -> bytes:
+    """By which the server sees that shares gave the right secret; one of 32 random bytes stays hidden."""
+    return hashlib.sha256(b"veilstream own mask" + secret).digest()
 
 
-def masked_bytes(dim: int, learners: int) -> int:
+def own_mask(secret: bytes) -> bytes:
+    """The seed of a learner's own mask."""
+    return HKDFExpand(SHA256(), SEED_BYTES, info=b"veilstream own mask").derive(secret)
+
+
+def outside_pad(secret: bytes, place: int, what: SetOfRound) -> bytes:
+    """Hides the mask that it shares with a learner outside a set, until its own is opened for that set."""
+    about = hashlib.sha256(what.set_content()).digest() + place.to_bytes(4)
+    return HKDFExpand(SHA256(), SEED_BYTES, info=b"veilstream outside" + about).derive(secret)
+
+
+def masked_bytes(dim: int) -> int:
     """Size of a masked message."""
-    return _MASKED.size + 8 * dim + SEALED_BYTES * learners
+    return _MASKED.size + 8 * dim
 
 
 @dataclass(frozen=True)
@@ -62,21 +77,27 @@ class MaskedMessage:
     at: Attempt
     commitment: bytes
     words: NDArray[np.uint64]
-    sealed: tuple[bytes, ...]
-    """A share of its own mask for each learner, by place."""
 
     @classmethod
-    def unpack(cls, content: bytes | memoryview, learners: int) -> MaskedMessage:
+    def unpack(cls, content: bytes | memoryview) -> MaskedMessage:
         """As `MaskingLearner.mask` made it."""
         if len(content) < _MASKED.size:
             raise ProtocolError("a masked message that is cut short", "check the sender's version")
         magic, sender, keys, committed, round_, attempt, dim = _MASKED.unpack_from(content)
-        if magic != _MAGIC or len(content) != masked_bytes(dim, learners):
+        if magic != _MAGIC or len(content) != masked_bytes(dim):
             raise ProtocolError("a masked message of unknown form", "check the sender's version")
         words = np.frombuffer(content, "<u8", count=dim, offset=_MASKED.size)
-        first = _MASKED.size + 8 * dim
-        sealed = tuple(bytes(content[at : at + SEALED_BYTES]) for at in range(first, len(content), SEALED_BYTES))
-        return cls(sender, Attempt(keys, round_, attempt), committed, words, sealed)
+        return cls(sender, Attempt(keys, round_, attempt), committed, words)
+
+
+def _draws_of(seed: bytes) -> Random:
+    """The bytes that this seed stands for, one after the other."""
+    count = itertools.count()
+
+    def more(length: int) -> bytes:
+        return hashlib.shake_256(seed + next(count).to_bytes(4)).digest(length)
+
+    return more
 
 
 @dataclass(frozen=True)
@@ -93,6 +114,10 @@ class LearnerState:
     identities: tuple[bytes, ...] = ()
     """Ed25519 keys of the learners of that list, by place."""
     standing: Standing | None = None
+    seed: bytes = b""
+    """Of the graph that the list has drawn; empty before, and where all pairs share masks."""
+    own: bytes = b""
+    """Of the attempt that it masked: the secret of its own mask, and what its shares follow from."""
 
     def pack(self) -> bytes:
         """As it is kept."""
@@ -104,6 +129,8 @@ class LearnerState:
             "keys": self.keys.hex(),
             "identities": [key.hex() for key in self.identities],
             "standing": None if self.standing is None else asdict(self.standing),
+            "seed": self.seed.hex(),
+            "own": self.own.hex(),
         }
         return json.dumps(stored, default=sorted).encode()
 
@@ -125,6 +152,8 @@ class LearnerState:
             bytes.fromhex(stored["keys"]),
             tuple(bytes.fromhex(key) for key in stored["identities"]),
             None if standing is None else Standing(**standing),
+            bytes.fromhex(stored["seed"]),
+            bytes.fromhex(stored["own"]),
         )
 
 
@@ -144,11 +173,16 @@ class MaskingLearner:
 
     def keep(self, state: LearnerState) -> None:
         """This state is durable now."""
-        if (state.keys and state.keys != self.state.keys) or (self._list is None and state.keys):
-            self._list = KeyList.unpack(state.keys)
-            assert state.standing is not None
-            self._pairs = PairKeys(state.private, state.standing.me, self._list)
-        self.state = state
+        known, self.state = self.state, state
+        if not state.keys or (self._list is not None and (known.keys, known.seed) == (state.keys, state.seed)):
+            return
+        assert state.standing is not None
+        self._list = KeyList.unpack(state.keys)
+        self._pairs = PairKeys(state.private, state.standing.me, self._list)
+        many = len(self._list.offers)
+        graph = mask_graph(many, self.rules.colluding)
+        ready = graph is None or state.seed
+        self.rules = replace(self.rules, links=Links(many, graph, state.seed) if ready else None)
 
     @property
     def standing(self) -> Standing:
@@ -162,32 +196,66 @@ class MaskingLearner:
         """Whether it knows the run's list of keys."""
         return self.state.standing is not None
 
+    @property
+    def _links(self) -> Links:
+        """Whom it shares masks with; refused before that is settled."""
+        _ = self.standing
+        if self.rules.links is None:
+            raise Refused("a round before the run's graph is drawn", "the server sends every learner's part first")
+        return self.rules.links
+
     def offer(self) -> KeyOffer:
         """Its key, signed; the same whenever it is asked."""
         state = self.state
-        unsigned = KeyOffer(state.name, state.epoch, public_key(state.private))
+        unsigned = KeyOffer(state.name, state.epoch, public_key(state.private), hashed(told_root(state.private), LISTS))
         return replace(unsigned, signature=self._sign(unsigned.signed_content(state.run)))
 
     def take_keys(self, content: bytes, identities: Mapping[str, bytes]) -> LearnerState:
-        """Take the run's list of keys, once; ``identities`` are trusted, whoever sent the list."""
+        """Take the run's list of keys; ``identities`` are trusted, whoever sent the list.
+
+        Another list is taken only after one whose graph is drawn, before anything was masked or voided under it,
+        and `LISTS` times at most.
+        """
         state = self.state
-        if state.keys:
-            if state.keys != content:
-                raise Refused("another list of keys for the same run", "the server shows learners different lists")
-            return state
         keys = KeyList.unpack(content)
+        if state.keys:
+            if state.keys == content:
+                return state
+            assert self._list is not None
+            begun = state.standing != Standing(self.standing.me, frozenset(range(len(self._list.offers))))
+            drawn_before = mask_graph(len(self._list.offers), self.rules.colluding) is not None
+            if begun or not drawn_before or not self._list.number < keys.number:
+                raise Refused("another list of keys for the same run", "the server shows learners different lists")
         keys.check(identities, self.rules.learners)
         if keys.run != state.run or self.offer() not in keys.offers or keys.pack() != content:
             raise ProtocolError("a list of keys without this learner's own", "the server took another epoch's key")
-        if len(keys.offers) < self.rules.least:
-            raise Refused(f"a list of {len(keys.offers)} keys, where {self.rules.least} are needed")
+        if not 1 <= keys.number <= LISTS:
+            raise Refused(f"list {keys.number} of a run that has {LISTS} at most", "begin another run")
+        least = replace(self.rules, links=None).least
+        if len(keys.offers) < least:
+            raise Refused(f"a list of {len(keys.offers)} keys, where {least} are needed")
         me = keys.names.index(state.name)
         return replace(
             state,
             keys=bytes(content),
             identities=tuple(identities[name] for name in keys.names),
             standing=Standing(me, frozenset(range(len(keys.offers)))),
+            seed=b"",
         )
+
+    def told(self) -> bytes:
+        """Its part of the draw of this list's graph; empty where all pairs share masks."""
+        assert self._list is not None
+        if mask_graph(len(self._list.offers), self.rules.colluding) is None:
+            return b""
+        return hashed(told_root(self.state.private), LISTS - self._list.number)
+
+    def take_draw(self, told: Sequence[bytes]) -> LearnerState:
+        """Draw the list's graph from what all its learners told, by place."""
+        assert self._list is not None
+        if mask_graph(len(self._list.offers), self.rules.colluding) is None:
+            raise Refused("a graph where all pairs share masks", "the server counts on another plan")
+        return replace(self.state, seed=drawn(self._list, told))
 
     def take_opened(self, certificate: OpenCertificate) -> tuple[LearnerState, bool]:
         """After proof that a round's sum was opened; and whether this learner's increment was part of it."""
@@ -205,68 +273,74 @@ class MaskingLearner:
         self, at: Attempt, increment: NDArray[np.int64], proof: VoidCertificate | None = None
     ) -> tuple[LearnerState, bytes]:
         """The message of an attempt; its bytes must be kept with the state, and sent again rather than made again."""
-        assert self._pairs is not None
-        assert self._list is not None
         after = self.may_mask(at, proof)
+        assert self._pairs is not None
         if after == self.state:
             raise Refused("a second message of one attempt", "the first is sent again")
-        me, many = self.standing.me, len(self._list.offers)
-        words = as_words(increment)
-        for other in range(many):
-            if other != me:
-                add_mask(words, self._pairs.mask_seed(other, at), 1 if me < other else -1)
-        own = self._random(SEED_BYTES)
-        add_mask(words, own)
-        shares = split(own, self.rules.threshold, many, self._random)
-        sealed = [self._pairs.seal(share, holder, at, self._random) for holder, share in enumerate(shares)]
-        head = _MASKED.pack(_MAGIC, me, at.keys, commitment(own), at.round, at.attempt, len(words))
-        return after, b"".join([head, words.astype("<u8").tobytes(), *sealed])
+        me, words = self.standing.me, as_words(increment)
+        for other in sorted(self._links.near(me)):
+            add_mask(words, self._pairs.mask_seed(other, at), 1 if me < other else -1)
+        own = self._random(SECRET_BYTES + SEED_BYTES)
+        secret = own[:SECRET_BYTES]
+        add_mask(words, own_mask(secret))
+        head = _MASKED.pack(_MAGIC, me, at.keys, commitment(secret), at.round, at.attempt, len(words))
+        return replace(after, own=own), b"".join([head, words.astype("<u8").tobytes()])
 
     def may_mask(self, at: Attempt, proof: VoidCertificate | None = None) -> LearnerState:
         """The state after a message of this attempt; the present one if it was made before."""
+        _ = self._links
         self._check_keys(at)
         proved = 0 if proof is None else self._proved_void(proof, at.round)
         after = decisions.mask(self.standing, self.rules, at.round, at.attempt, proved)
         return replace(self.state, standing=after)
 
-    def sign_set(self, what: SetOfRound) -> tuple[LearnerState, bytes]:
-        """The signature of a set, and what takes this learner's pairwise masks with all others off."""
+    def seal(self, what: SetOfRound) -> tuple[LearnerState, bytes]:
+        """Shares of its own mask for its neighbours and itself, and the masks that it shares with others outside a set.
+
+        All of it is of use for this set alone, and the same whenever it is asked.
+        """
+        links = self._links
         assert self._pairs is not None
-        assert self._list is not None
         self._check_keys(what.at)
         after = decisions.sign(self.standing, self.rules, what.at.round, what.at.attempt, what.core, what.members)
-        outside = [place for place in range(len(self._list.offers)) if place not in what.members]
-        seeds = [self._pairs.mask_seed(place, what.at) for place in outside]
-        return replace(self.state, standing=after), b"".join([self._sign(what.set_content()), *seeds])
+        me, secret = self.standing.me, self.state.own[:SECRET_BYTES]
+        holders = links.holders(me)
+        about = self.state.own[SECRET_BYTES:] + hashlib.sha256(what.set_content()).digest()
+        shares = split(secret, self.rules.shares_needed, holders, _draws_of(about))
+        sealed = [masked_with(s, self._pairs.pad(me, k, what)) for k, s in zip(holders, shares, strict=True)]
+        sealed += [
+            masked_with(self._pairs.mask_seed(place, what.at), outside_pad(secret, place, what))
+            for place in sorted(links.near(me) - what.members)
+        ]
+        return replace(self.state, standing=after), b"".join(sealed)
 
-    def share(
-        self, what: SetOfRound, signatures: Signatures, sealed: Mapping[int, bytes]
-    ) -> tuple[LearnerState, bytes]:
-        """Its shares of the own masks of a set that all of it have signed, behind a signature that says so.
+    def share(self, what: SetOfRound, agreed: Signatures | None = None) -> tuple[LearnerState, bytes]:
+        """Its signature that it agrees on a set; and the pads of the set's shares that it holds, when they may be told.
 
-        ``sealed``: what each of the set sealed for this learner. A share that cannot be read is sent as zeros.
+        ``agreed``: who else does, where as many as t must before pads are told.
         """
+        links = self._links
         assert self._pairs is not None
         self._check_keys(what.at)
-        signers = signatures.check(what.set_content(), self.state.identities)
-        after = decisions.share(
-            self.standing, self.rules, what.at.round, what.at.attempt, what.core, what.members, signers
-        )
-        shares = []
-        for place in sorted(what.members):
-            try:
-                shares.append(self._pairs.unseal(sealed.get(place, b""), place, what.at))
-            except (InvalidTag, ValueError):
-                shares.append(bytes(SHARE_BYTES))
-        return replace(self.state, standing=after), b"".join([self._sign(what.open_content()), *shares])
+        asked = (self.standing, self.rules, what.at.round, what.at.attempt, what.core, what.members)
+        if agreed is None:
+            after = decisions.share(*asked)
+        else:
+            after = decisions.tell(*asked, len(agreed.check(what.open_content(), self.state.identities)))
+        pads = []
+        if agreed is not None or not self.rules.two_steps:
+            me = self.standing.me
+            held = sorted(what.members & (links.near(me) | {me}))
+            pads = [self._pairs.pad(place, me, what) for place in held]
+        return replace(self.state, standing=after), b"".join([self._sign(what.open_content()), *pads])
 
     def has_opened(self, at: Attempt, proof: VoidCertificate | None = None) -> bool:
-        """Whether it has shared for an attempt up to this one that may still be opened."""
+        """Whether it has agreed on an attempt up to this one that may still be opened."""
         opened, proved = self.standing.opened, 0 if proof is None else self._proved_void(proof, at.round)
         return at.round == self.standing.round and opened is not None and proved < opened[0] <= at.attempt
 
     def void(self, at: Attempt, proof: VoidCertificate | None = None) -> tuple[LearnerState, bytes]:
-        """The promise never to share for this attempt, nor for one of its round before it."""
+        """The promise never to agree on this attempt, nor for one of its round before it."""
         self._check_keys(at)
         proved = 0 if proof is None else self._proved_void(proof, at.round)
         after = decisions.void(self.standing, at.round, at.attempt, proved)

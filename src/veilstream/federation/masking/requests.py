@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from veilstream.federation.masking.agreement import SEALED_BYTES
 from veilstream.federation.masking.statements import (
+    HASH_BYTES,
     Attempt,
     OpenCertificate,
     SetOfRound,
@@ -31,22 +31,25 @@ def run_on_terms(run: str, settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class KeysRequest:
-    """The run's keys, and certificates of those who gave them."""
+    """The run's keys, certificates of those who gave them, and all their parts of a graph's draw, once told."""
 
     keys: bytes
     certificates: tuple[bytes, ...]
+    told: tuple[bytes, ...] = ()
+    """By place."""
 
     def pack(self) -> bytes:
         """As it is sent."""
-        return pack_parts([self.keys, *self.certificates])
+        return pack_parts([self.keys, b"".join(self.told), *self.certificates])
 
     @classmethod
     def unpack(cls, content: bytes | memoryview) -> KeysRequest:
         """As it was packed."""
         parts = [bytes(part) for part in unpack_all(content)]
-        if not parts:
+        if len(parts) < 2 or len(parts[1]) % HASH_BYTES:
             raise malformed("a list of keys")
-        return cls(parts[0], tuple(parts[1:]))
+        told = tuple(parts[1][at : at + HASH_BYTES] for at in range(0, len(parts[1]), HASH_BYTES))
+        return cls(parts[0], tuple(parts[2:]), told)
 
 
 @dataclass(frozen=True)
@@ -75,30 +78,23 @@ class MaskRequest:
 
 @dataclass(frozen=True)
 class ShareRequest:
-    """A set, its signatures, and what its learners sealed for this one."""
+    """A set to be opened; and who has agreed on it, where that comes first."""
 
     opened: tuple[OpenCertificate, ...]
     what: SetOfRound
-    signatures: Signatures
-    sealed: dict[int, bytes]
+    agreed: Signatures | None = None
 
     def pack(self) -> bytes:
         """As it is sent."""
-        sealed = b"".join(self.sealed[place] for place in sorted(self.what.members))
-        opened = pack_parts(c.pack() for c in self.opened)
-        return pack_parts([opened, self.what.pack(), self.signatures.pack(), sealed])
+        agreed = b"" if self.agreed is None else self.agreed.pack()
+        return pack_parts([pack_parts(c.pack() for c in self.opened), self.what.pack(), agreed])
 
     @classmethod
     def unpack(cls, content: bytes | memoryview) -> ShareRequest:
         """As it was packed."""
-        opened, set_, signatures, sealed = unpack_parts(content, 4)
-        what = SetOfRound.unpack(set_)
-        members = sorted(what.members)
-        if len(sealed) != SEALED_BYTES * len(members):
-            raise malformed("a request to open a sum")
-        each = [bytes(sealed[at : at + SEALED_BYTES]) for at in range(0, len(sealed), SEALED_BYTES)]
+        opened, what, agreed = unpack_parts(content, 3)
         certificates = tuple(OpenCertificate.unpack(part) for part in unpack_all(opened))
-        return cls(certificates, what, Signatures.unpack(signatures), dict(zip(members, each, strict=True)))
+        return cls(certificates, SetOfRound.unpack(what), Signatures.unpack(agreed) if agreed else None)
 
 
 @dataclass(frozen=True)

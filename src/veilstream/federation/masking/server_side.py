@@ -11,15 +11,17 @@ import json
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilstream.errors import ProtocolError
-from veilstream.federation.masking.agreement import SEALED_BYTES
-from veilstream.federation.masking.learner_side import MaskedMessage, commitment
+from veilstream.federation.masking.agreement import masked_with
+from veilstream.federation.masking.learner_side import MaskedMessage, commitment, outside_pad, own_mask
+from veilstream.federation.masking.links import Links, drawn
 from veilstream.federation.masking.masks import SEED_BYTES, Words, add_mask, as_units
 from veilstream.federation.masking.requests import ShareRequest
 from veilstream.federation.masking.rules import Rules
@@ -37,6 +39,7 @@ from veilstream.federation.masking.statements import (
     unpack_parts,
     verifies,
 )
+from veilstream.mask_graph import mask_graph
 
 _MOST_TRIES = 2000  # selections of openers, until every own mask agrees with its commitment
 
@@ -71,22 +74,27 @@ class _Try:
     at: Attempt
     total: Words
     commitments: dict[int, bytes] = field(default_factory=dict)
-    sealed: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     named: SetOfRound | None = None
-    signatures: dict[int, bytes] = field(default_factory=dict)
-    seeds: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    """By signer: the pairwise masks with each learner outside the set."""
+    sealed: dict[int, tuple[dict[int, bytes], dict[int, bytes]]] = field(default_factory=dict)
+    """By member: shares by holder, under pads; masks with neighbours outside the set, under its own secret."""
     openings: dict[int, bytes] = field(default_factory=dict)
-    shares: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    """By opener: a share of each member's own mask."""
+    """Signatures of who agrees on the set."""
+    pads: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """By member: of its shares, by holder."""
+    told: set[int] = field(default_factory=set)
+    """Who has told pads."""
     voids: dict[int, bytes] = field(default_factory=dict)
 
 
 class MaskingServer:
     """One run."""
 
-    def __init__(self, rules: Rules, keys: KeyList, identities: Mapping[str, bytes], dim: int) -> None:
-        self.rules, self.keys, self.dim = rules, keys, dim
+    def __init__(
+        self, rules: Rules, keys: KeyList, identities: Mapping[str, bytes], dim: int, told: Sequence[bytes] = ()
+    ) -> None:
+        graph = mask_graph(len(keys.offers), rules.colluding)
+        self.links = Links(len(keys.offers), graph, drawn(keys, told) if graph else b"")
+        self.rules, self.keys, self.dim = replace(rules, links=self.links), keys, dim
         self._identities = [identities[name] for name in keys.names]
         self._digest = keys.digest()
         self.round = 0
@@ -117,8 +125,8 @@ class MaskingServer:
 
     @property
     def signed(self) -> frozenset[int]:
-        """Who has signed it."""
-        return frozenset(self._try.signatures)
+        """Who has sealed for it."""
+        return frozenset(self._try.sealed)
 
     @property
     def all_signed(self) -> bool:
@@ -127,69 +135,77 @@ class MaskingServer:
 
     @property
     def openers(self) -> frozenset[int]:
-        """Who has shared."""
-        return frozenset(self._try.openings)
+        """Who has done all that is asked to open it."""
+        return frozenset(self._try.told if self.agreed else self._try.openings)
+
+    @property
+    def agreed(self) -> bool:
+        """Whether t have agreed on it, so that pads may be asked for where that comes second."""
+        return len(self._try.openings) >= self.rules.threshold
 
     @property
     def voided(self) -> frozenset[int]:
-        """Who has promised not to share for this attempt."""
+        """Who has promised not to agree on this attempt."""
         return frozenset(self._try.voids)
 
     @property
     def can_open(self) -> bool:
-        """Whether enough have shared."""
-        return len(self._try.openings) >= self.rules.threshold
+        """Whether enough have agreed, and told pads."""
+        need, pads = self.rules.shares_needed, self._try.pads
+        return self.agreed and all(len(pads.get(member, ())) >= need for member in self._named().members)
 
     def enough(self, members: frozenset[int]) -> bool:
-        """Whether honest learners sign a set of these."""
-        return len(members) >= self.rules.least and self.rules.enough_core(len(members & self.core))
+        """Whether honest learners agree on a set of these."""
+        core = self.rules.enough_core(len(members & self.core))
+        return len(members) >= self.rules.least and core and self.rules.joined(members)
 
     def take_masked(self, sender: int, content: bytes | memoryview) -> bool:
         """Count a message; False for one that was counted, or comes when the set has been named."""
-        message = MaskedMessage.unpack(content, len(self.keys.names))
+        message = MaskedMessage.unpack(content)
         if (message.sender, len(message.words)) != (sender, self.dim):
             raise malformed("a masked message")
         if message.at != self.at or self.named is not None or sender in self._try.commitments:
             return False
         np.add(self._try.total, message.words, out=self._try.total)
-        self._try.commitments[sender], self._try.sealed[sender] = message.commitment, message.sealed
+        self._try.commitments[sender] = message.commitment
         return True
 
     def name(self) -> SetOfRound:
-        """Fix the set: all whose messages have come. The state must be durable before anybody is asked to sign it."""
+        """Fix the set: all whose messages have come. The state must be durable before anybody seals for it."""
         if self._try.named is None:
             self._try.named = SetOfRound(self.at, self.core, self.masked)
         return self._try.named
 
     def take_signed(self, sender: int, content: bytes | memoryview) -> None:
-        """Count a signature of the set."""
+        """Count what a learner sealed for the set."""
         what = self._named()
-        outside = [place for place in range(len(self.keys.names)) if place not in what.members]
-        signature, seeds = bytes(content[:SIGNATURE_BYTES]), content[SIGNATURE_BYTES:]
-        if sender not in what.members or len(seeds) != SEED_BYTES * len(outside):
-            raise malformed("a signature of a set")
-        self._check(sender, signature, what.set_content())
-        self._try.signatures[sender] = signature
-        each = [bytes(seeds[at : at + SEED_BYTES]) for at in range(0, len(seeds), SEED_BYTES)]
-        self._try.seeds[sender] = dict(zip(outside, each, strict=True))
+        if sender not in what.members:
+            raise malformed("shares for a set")
+        holders, outside = self.links.holders(sender), sorted(self.links.near(sender) - what.members)
+        first = SHARE_BYTES * len(holders)
+        if len(content) != first + SEED_BYTES * len(outside):
+            raise malformed("shares for a set")
+        shares, seeds = _pieces(content[:first], SHARE_BYTES), _pieces(content[first:], SEED_BYTES)
+        self._try.sealed[sender] = dict(zip(holders, shares, strict=True)), dict(zip(outside, seeds, strict=True))
 
     def share_request(self, holder: int, opened: tuple[OpenCertificate, ...] = ()) -> ShareRequest:
-        """What a learner needs to share: the set, its signatures, and what was sealed for it."""
-        what = self._named()
-        sealed = {place: self._try.sealed[place][holder] for place in what.members}
-        return ShareRequest(opened, what, Signatures(dict(self._try.signatures)), sealed)
+        """What a learner is asked to agree on; with what t have signed, where they must before it tells pads."""
+        pads_now = self.rules.two_steps and self.agreed
+        return ShareRequest(opened, self._named(), self._certificate().signatures if pads_now else None)
 
     def take_shares(self, sender: int, content: bytes | memoryview) -> None:
-        """Count an opening."""
+        """Count who agrees, and its pads."""
         what = self._named()
-        members = sorted(what.members)
-        signature, shares = bytes(content[:SIGNATURE_BYTES]), content[SIGNATURE_BYTES:]
-        if len(shares) != SHARE_BYTES * len(members):
+        signature, pads = bytes(content[:SIGNATURE_BYTES]), content[SIGNATURE_BYTES:]
+        held = sorted(what.members & set(self.links.holders(sender)))
+        if len(pads) != SHARE_BYTES * len(held) and (len(pads) or not self.rules.two_steps):
             raise malformed("an opening")
         self._check(sender, signature, what.open_content())
-        each = [bytes(shares[at : at + SHARE_BYTES]) for at in range(0, len(shares), SHARE_BYTES)]
         self._try.openings[sender] = signature
-        self._try.shares[sender] = dict(zip(members, each, strict=True))
+        if pads or not held:
+            self._try.told.add(sender)
+            for member, pad in zip(held, _pieces(pads, SHARE_BYTES), strict=True):
+                self._try.pads.setdefault(member, {})[sender] = pad
 
     def take_void(self, sender: int, signature: bytes) -> None:
         """Count a void of the attempt under way."""
@@ -211,16 +227,34 @@ class MaskingServer:
             CannotUnmask: too many of the shares are wrong; more of them may help.
 
         """
-        what, now = self._named(), self._try
-        total = now.total.copy()
-        for seed in self._own_seeds(what):
-            add_mask(total, seed, -1)
-        for signer, seeds in now.seeds.items():
+        what = self._named()
+        total, secrets = self._try.total.copy(), self._own_secrets(what)
+        for secret in secrets.values():
+            add_mask(total, own_mask(secret), -1)
+        for member, seeds in self._outside(what, secrets).items():
             for place, seed in seeds.items():
-                add_mask(total, seed, -1 if signer < place else 1)
-        certificate = OpenCertificate(what, Signatures(dict(now.openings)))
+                add_mask(total, seed, -1 if member < place else 1)
+        certificate = self._certificate()
         self.moved_on(certificate)
         return Opened(what.members, as_units(total), certificate)
+
+    def outside_seeds(self) -> dict[int, dict[int, bytes]]:
+        """By member: of the masks that it shares with learners outside the set, when its own can be taken off."""
+        return self._outside(self._named(), self._own_secrets(self._named()))
+
+    def _outside(self, what: SetOfRound, secrets: Mapping[int, bytes]) -> dict[int, dict[int, bytes]]:
+        return {
+            member: {
+                place: masked_with(hidden, outside_pad(secret, place, what))
+                for place, hidden in self._try.sealed[member][1].items()
+            }
+            for member, secret in secrets.items()
+        }
+
+    def _certificate(self) -> OpenCertificate:
+        """The signatures of t who agree; more would prove no more."""
+        some = sorted(self._try.openings)[: self.rules.threshold]
+        return OpenCertificate(self._named(), Signatures({place: self._try.openings[place] for place in some}))
 
     def moved_on(self, certificate: OpenCertificate) -> None:
         """Go on to the next round, where this one's sum has been counted already."""
@@ -229,25 +263,27 @@ class MaskingServer:
         self.round, self.core, self.proof = what.at.round + 1, what.core & what.members, None
         self._begin(1)
 
-    def _own_seeds(self, what: SetOfRound) -> list[bytes]:
-        """Every member's own mask, by the first selection of openers whose shares agree with all commitments."""
-        openers, members = sorted(self._try.openings), sorted(what.members)
+    def _own_secrets(self, what: SetOfRound) -> dict[int, bytes]:
+        """By member: what its shares give, by the first selection of holders that agrees with its commitment."""
         if not self.can_open:
-            raise CannotUnmask(f"shares of {len(openers)} learners, where {self.rules.threshold} are needed", "wait")
-        left = dict.fromkeys(members, b"")
-        for some in _selections(openers, self.rules.threshold):
-            factors = weights(some)
-            for member in [place for place, seed in left.items() if not seed]:
-                seed = combine({k: self._try.shares[k][member] for k in some}, factors)
-                if seed is not None and commitment(seed) == self._try.commitments[member]:
-                    left[member] = seed
-            if all(left.values()):
-                return list(left.values())
-        wrong = [self.keys.names[place] for place, seed in left.items() if not seed]
-        raise CannotUnmask(
-            f"shares of the own masks of {', '.join(wrong)} that do not agree with what they committed to",
-            "either of these shared wrongly, or those who sent shares changed them",
-        )
+            raise CannotUnmask(f"shares of {len(self._try.told)} learners, which are too few", "wait for more")
+        found: dict[int, bytes] = {}
+        factors = cache(weights)
+        for member in sorted(what.members):
+            pads, sealed = self._try.pads[member], self._try.sealed[member][0]
+            shares = {holder: masked_with(sealed[holder], pad) for holder, pad in pads.items()}
+            for some in _selections(sorted(shares), self.rules.shares_needed):
+                secret = combine({holder: shares[holder] for holder in some}, factors(tuple(some)))
+                if secret is not None and commitment(secret) == self._try.commitments[member]:
+                    found[member] = secret
+                    break
+        wrong = [self.keys.names[place] for place in sorted(what.members - found.keys())]
+        if wrong:
+            raise CannotUnmask(
+                f"shares of the own masks of {', '.join(wrong)} that do not agree with what they committed to",
+                "either of these shared wrongly, or those who hold their shares told wrong pads",
+            )
+        return found
 
     def _named(self) -> SetOfRound:
         if self._try.named is None:
@@ -259,7 +295,7 @@ class MaskingServer:
             raise ProtocolError(f"a signature that learner {self.keys.names[sender]!r} did not make", "")
 
     def pack(self) -> bytes:
-        """All that a server must not forget; secret shares stay sealed in it."""
+        """All that a server must not forget."""
         now = self._try
         named = now.named is not None
         about: dict[str, Any] = {
@@ -276,27 +312,29 @@ class MaskingServer:
                 json.dumps(about).encode(),
                 b"" if last is None else last.pack(),
                 now.total.astype("<u8").tobytes() if named else b"",
-                b"".join(b"".join(now.sealed[k]) for k in sorted(now.sealed)) if named else b"",
             ]
         )
 
     @classmethod
-    def unpack(cls, content: bytes, rules: Rules, identities: Mapping[str, bytes], dim: int) -> MaskingServer:
-        """As it was packed; signatures and shares are asked for again."""
-        keys, about, last, total, sealed = unpack_parts(content, 5)
-        server, told = cls(rules, KeyList.unpack(keys), identities, dim), json.loads(bytes(about))
-        server.round, server.core = told["round"], frozenset(told["core"])
-        server.proof = None if told["proof"] is None else VoidCertificate.unpack(bytes.fromhex(told["proof"]))
+    def unpack(
+        cls, content: bytes, rules: Rules, identities: Mapping[str, bytes], dim: int, told: Sequence[bytes] = ()
+    ) -> MaskingServer:
+        """As it was packed; shares, agreement and pads are asked for again."""
+        keys, about, last, total = unpack_parts(content, 4)
+        server, stored = cls(rules, KeyList.unpack(keys), identities, dim, told), json.loads(bytes(about))
+        server.round, server.core = stored["round"], frozenset(stored["core"])
+        server.proof = None if stored["proof"] is None else VoidCertificate.unpack(bytes.fromhex(stored["proof"]))
         if last:
             certificate = OpenCertificate.unpack(last)
             server.certificates[certificate.opened.at.round] = certificate
-        server._begin(told["attempt"])
-        commitments = {int(k): bytes.fromhex(v) for k, v in told["commitments"].items()}
+        server._begin(stored["attempt"])
+        commitments = {int(k): bytes.fromhex(v) for k, v in stored["commitments"].items()}
         if commitments:
-            now, row = server._try, SEALED_BYTES * len(server.keys.names)
+            now = server._try
             now.total, now.commitments = np.frombuffer(total, "<u8").astype(np.uint64), commitments
-            for at, place in enumerate(sorted(commitments)):
-                mine = bytes(sealed[at * row : (at + 1) * row])
-                now.sealed[place] = tuple(mine[k : k + SEALED_BYTES] for k in range(0, row, SEALED_BYTES))
             server.name()
         return server
+
+
+def _pieces(content: bytes | memoryview, size: int) -> list[bytes]:
+    return [bytes(content[at : at + size]) for at in range(0, len(content), size)]

@@ -6,6 +6,8 @@ number of holders has a place. Holder k, from 0, has the polynomial's value at k
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 PRIME = 2**256 + 297
@@ -15,31 +17,32 @@ Random = Callable[[int], bytes]
 """So many fresh bytes."""
 
 
-def split(secret: bytes, threshold: int, holders: int, random: Random) -> list[bytes]:
-    """A share for each holder."""
-    if len(secret) != SECRET_BYTES or not 1 <= threshold <= holders:
+def split(secret: bytes, threshold: int, holders: Sequence[int], random: Random) -> list[bytes]:
+    """A share for each of these holders."""
+    if len(secret) != SECRET_BYTES or not 1 <= threshold <= len(holders):
         raise ValueError("a secret of 32 bytes, and a threshold of at most all holders")
     # 64 bytes mod the prime are within 2^-255 of uniform.
     polynomial = [int.from_bytes(random(64)) % PRIME for _ in range(threshold - 1)]
     shares = []
-    for x in range(1, holders + 1):
+    for holder in holders:
         value = 0
         for coefficient in polynomial:
-            value = (value + coefficient) * x % PRIME
+            value = (value + coefficient) * (holder + 1) % PRIME
         shares.append(((value + int.from_bytes(secret)) % PRIME).to_bytes(SHARE_BYTES))
     return shares
 
 
 def weights(holders: Sequence[int]) -> list[int]:
     """What each of these holders' shares counts in the secret (Lagrange's coefficients at zero)."""
-    found = []
-    for k in holders:
-        above = below = 1
-        for other in holders:
-            if other != k:
-                above = above * (other + 1) % PRIME
-                below = below * (other - k) % PRIME
-        found.append(above * pow(below, -1, PRIME) % PRIME)
+    whole = math.prod(k + 1 for k in holders)
+    below = [(k + 1) * math.prod(other - k for other in holders if other != k) for k in holders]
+    # All inverses from one: that of the product, times what comes before and after each.
+    before = list(itertools.accumulate(below, lambda x, y: x * y % PRIME, initial=1))
+    after = pow(before[-1], -1, PRIME)
+    found = [0] * len(below)
+    for at in range(len(below) - 1, -1, -1):
+        found[at] = whole * before[at] * after % PRIME
+        after = after * below[at] % PRIME
     return found
 
 

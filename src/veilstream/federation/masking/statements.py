@@ -9,6 +9,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -87,23 +88,27 @@ class KeyOffer:
     """The learner's own: it counts its mechanisms."""
     key: bytes
     """X25519, public."""
+    anchor: bytes = bytes(HASH_BYTES)
+    """Commits it to its part of every draw of the graph (`links.hashed`)."""
     signature: bytes = b""
 
     def signed_content(self, run: str) -> bytes:
         """What its signature is of."""
-        return _CONTEXT + b"key " + pack_parts([run.encode(), self.name.encode(), _LENGTH.pack(self.epoch), self.key])
+        about = [run.encode(), self.name.encode(), _LENGTH.pack(self.epoch), self.key, self.anchor]
+        return _CONTEXT + b"key " + pack_parts(about)
 
     def pack(self) -> bytes:
         """As it is sent."""
-        return pack_parts([self.name.encode(), _LENGTH.pack(self.epoch), self.key, self.signature])
+        return pack_parts([self.name.encode(), _LENGTH.pack(self.epoch), self.key, self.anchor, self.signature])
 
     @classmethod
     def unpack(cls, content: bytes | memoryview) -> KeyOffer:
         """As it was packed; its signature is checked by `KeyList.check`."""
-        name, epoch, key, signature = unpack_parts(content, 4)
-        if len(epoch) != _LENGTH.size or len(key) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
+        name, epoch, key, anchor, signature = unpack_parts(content, 5)
+        sizes = tuple(map(len, (epoch, key, anchor, signature)))
+        if sizes != (_LENGTH.size, KEY_BYTES, HASH_BYTES, SIGNATURE_BYTES):
             raise malformed("a key")
-        return cls(_text(name), _LENGTH.unpack(epoch)[0], bytes(key), bytes(signature))
+        return cls(_text(name), _LENGTH.unpack(epoch)[0], bytes(key), bytes(anchor), bytes(signature))
 
 
 @dataclass(frozen=True)
@@ -112,15 +117,17 @@ class KeyList:
 
     run: str
     offers: tuple[KeyOffer, ...]
+    number: int = 1
+    """Which list of the run it is: another one is made where somebody vanishes before the graph is drawn."""
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Learners by place."""
         return tuple(offer.name for offer in self.offers)
 
     def pack(self) -> bytes:
         """As it is sent and hashed."""
-        return pack_parts([self.run.encode(), *(offer.pack() for offer in self.offers)])
+        return pack_parts([self.run.encode(), _LENGTH.pack(self.number), *(offer.pack() for offer in self.offers)])
 
     def digest(self) -> bytes:
         """Stands for the list in all that is signed and derived."""
@@ -130,9 +137,9 @@ class KeyList:
     def unpack(cls, content: bytes | memoryview) -> KeyList:
         """As it was packed."""
         parts = unpack_all(content)
-        if not parts:
+        if len(parts) < 2 or len(parts[1]) != _LENGTH.size:
             raise malformed("a list of keys")
-        return cls(_text(parts[0]), tuple(KeyOffer.unpack(part) for part in parts[1:]))
+        return cls(_text(parts[0]), tuple(KeyOffer.unpack(part) for part in parts[2:]), _LENGTH.unpack(parts[1])[0])
 
     def check(self, identities: Mapping[str, bytes], most: int) -> None:
         """Refuse a list that is not by name in order, too long, or has a key that its learner did not sign.
@@ -191,7 +198,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class SetOfRound:
-    """Whose increments a sum is of; what all of them sign, and what is opened."""
+    """Whose increments a sum is of, and what is opened."""
 
     at: Attempt
     core: frozenset[int]
@@ -209,11 +216,11 @@ class SetOfRound:
         return cls(Attempt.unpack(content[: _PLACE.size]), _places(core), _places(members))
 
     def set_content(self) -> bytes:
-        """What is signed by who takes part in it, and in no other of this attempt."""
+        """Stands for it in what its learners seal for it."""
         return _CONTEXT + b"set " + self.pack()
 
     def open_content(self) -> bytes:
-        """What is signed by who has shared for it."""
+        """What is signed by who agrees that it is opened, and no other set of its round."""
         return _CONTEXT + b"open" + self.pack()
 
 
@@ -248,7 +255,7 @@ class Signatures:
 
 @dataclass(frozen=True)
 class OpenCertificate:
-    """Proof that a set was opened: the signatures of t openers."""
+    """Proof that a set may be opened, and no other of its round: t learners agree."""
 
     opened: SetOfRound
     signatures: Signatures

@@ -1,8 +1,8 @@
 """What a server that sees only sums keeps beside its checkpoint.
 
     keys.bin      the run's list of keys, with the certificates of those who gave them
-    openings.bin  a certificate for every round: who was part of its sum, signed by those who opened it
-    masks.bin     the set that was named last, with the sum under its masks and the sealed shares
+    openings.bin  a certificate for every round: who was part of its sum, signed by those who agreed on it
+    masks.bin     the set that was named last, with the sum under its masks
 
 A server that is killed asks for the same set again: the learners' answers are the same bytes.
 """
@@ -13,7 +13,7 @@ import os
 import struct
 from pathlib import Path
 
-from veilstream.errors import InputError
+from veilstream.errors import InputError, ProtocolError
 from veilstream.federation.masking.requests import KeysRequest
 from veilstream.federation.masking.statements import OpenCertificate
 from veilstream.files import sync_directory, write_file
@@ -46,19 +46,42 @@ class MaskingFiles:
         self._write(MASKS, content)
 
     def openings(self) -> dict[int, OpenCertificate]:
-        """Certificates by round; what a kill cut short is not one."""
-        content, found, at = self._read(OPENINGS) or b"", {}, 0
+        """Certificates by round; what a kill cut short is not one.
+
+        Raises:
+            InputError: what stands behind some round is no certificate.
+
+        """
+        return self._read_openings()[0]
+
+    def drop_torn_opening(self) -> None:
+        """Remove what a kill cut short, before anything is written behind it."""
+        _, whole, size = self._read_openings()
+        if whole < size:
+            with (self._folder / OPENINGS).open("r+b") as file:
+                file.truncate(whole)
+
+    def _read_openings(self) -> tuple[dict[int, OpenCertificate], int, int]:
+        """Certificates, where the last whole one ends, and how long the file is."""
+        content, at = self._read(OPENINGS) or b"", 0
+        found: dict[int, OpenCertificate] = {}
         while at + _LENGTH.size <= len(content):
             end = at + _LENGTH.size + _LENGTH.unpack_from(content, at)[0]
             if end > len(content):
                 break
-            certificate = OpenCertificate.unpack(content[at + _LENGTH.size : end])
+            try:
+                certificate = OpenCertificate.unpack(content[at + _LENGTH.size : end])
+            except ProtocolError as error:
+                behind = f"behind round {max(found)}" if found else "at its beginning"
+                raise InputError(
+                    "run folder",
+                    str(self._folder / OPENINGS),
+                    f"a certificate of every round; {behind} stands something else",
+                    "put the whole folder back from one copy",
+                ) from error
             found[certificate.opened.at.round] = certificate
             at = end
-        if at < len(content):
-            with (self._folder / OPENINGS).open("r+b") as file:
-                file.truncate(at)
-        return found
+        return found, at, len(content)
 
     def keep_opening(self, certificate: OpenCertificate) -> None:
         """Durable when it returns."""

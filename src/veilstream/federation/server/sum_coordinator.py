@@ -66,13 +66,13 @@ class SumCoordinator(Coordinator):
 
     def _complete(self, here: OpenRound) -> bool:
         server = self.server
-        stage = (server.masks is None, server.stage)
+        stage = (server.masks is None, server.list_number, server.stage)
         try:
             done = self._went_on(here)
         except CannotUnmask as error:
             self._say("shares", "wrong shares", str(error), logging.ERROR)
             done = False
-        if (server.masks is None, server.stage) != stage:
+        if (server.masks is None, server.list_number, server.stage) != stage:
             self._stage_since, here.scan_at = time.monotonic(), 0.0
             here.asked.clear()
         return done
@@ -95,6 +95,8 @@ class SumCoordinator(Coordinator):
             late = waited_s > max(_SIGN_S, self._plan.federation.grace_s)
             if late or unsigned & (self._attendance.away | set(server.refused)):
                 server.give_up()
+        elif waited_s > _SIGN_S and server.stage == "tell":
+            self._say_waiting(f"too few neighbours of some learners are here to open round {masks.round}")
         elif waited_s > _SIGN_S and server.stage in ("open", "void"):
             need = server.rules.threshold if server.stage == "open" else server.rules.voids
             self._say_waiting(f"too few learners are here to {server.stage} round {masks.round}: it takes {need}")
@@ -103,6 +105,9 @@ class SumCoordinator(Coordinator):
     def _agree_on_keys(self) -> None:
         """Fix the list of keys, when all who can be expected have given theirs."""
         server = self.server
+        if server.listed is not None:
+            self._draw_graph()
+            return
         if self.fold.seats.keys() - server.out - self._attendance.away - server.has_offered:
             return
         if not server.agree_on_keys():
@@ -110,6 +115,17 @@ class SumCoordinator(Coordinator):
                 f"{len(server.has_offered)} learners have given keys, and only with {server.rules.least} are sums "
                 "opened (privacy.honest and privacy.colluding)"
             )
+
+    def _draw_graph(self) -> None:
+        """Draw who shares masks with whom, when all of the list have told their part; else list those who have."""
+        server = self.server
+        assert server.listed is not None
+        if server.draw():
+            return
+        missing = set(server.listed.names) - server.has_told
+        late = time.monotonic() - self._stage_since > max(_SIGN_S, self._plan.federation.grace_s)
+        if (late or missing <= self._attendance.away | set(server.refused)) and not server.list_again():
+            self._say_waiting(f"{len(missing)} learners have given a key, and are not here to begin the run")
 
     def _say_too_few(self) -> None:
         masks, rules = self.server.masks, self.server.rules
@@ -122,10 +138,16 @@ class SumCoordinator(Coordinator):
                 logging.ERROR,
             )
             return
+        if lonely := masks.links.lacking(masks.masked):
+            self._say_waiting(
+                f"{len(masks.masked)} of {masks.links.many} learners have answered; a sum needs {masks.rules.least}, "
+                f"and {len(lonely)} of them have too few neighbours here"
+            )
+            return
         core = len(masks.core & masks.masked)
         self._say_waiting(
             f"{len(masks.masked)} learners have answered, {core} of them part of every round; a sum needs "
-            f"{rules.least}, and {wanted} of those"
+            f"{masks.rules.least}, and {wanted} of those"
         )
 
     def _closed(self) -> ClosedRound:

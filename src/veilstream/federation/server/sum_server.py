@@ -1,9 +1,10 @@
 """The server's side of the messages where only sums over learners are seen: what is asked, and what answers do.
 
 Enrolment, refusals and the end are the `Server`'s. A round has stages: masked messages are asked for (mask), the set of
-those that came is named and signed by all of it (set), and enough learners share (open). If somebody of the set does
-not sign, the attempt is given up (void), and the next one is without them. When to go from one stage to the next is
-the driver's (`sum_coordinator`); what must be durable before it is written by the methods that go.
+those that came is named and all of it seal shares for it (set), and enough learners agree on it (open). They tell pads
+of the shares as they agree, or, where a graph says who holds shares, when enough have agreed (tell). If somebody of the
+set does not seal, the attempt is given up (void), and the next one is without them. When to go from one stage to the
+next is the driver's (`sum_coordinator`); what must be durable before it is written by the methods that go.
 """
 
 from __future__ import annotations
@@ -12,22 +13,25 @@ import hashlib
 import logging
 import secrets
 from collections import Counter
+from dataclasses import replace
 from typing import Literal
 
 from veilstream.errors import ProtocolError, StorageError
+from veilstream.federation.masking.links import hashed
 from veilstream.federation.masking.requests import KeysRequest, MaskRequest, VoidRequest, run_on_terms
 from veilstream.federation.masking.rules import Rules
 from veilstream.federation.masking.server_side import MaskingServer, Opened
-from veilstream.federation.masking.statements import KeyList, KeyOffer, OpenCertificate, unpack_parts
+from veilstream.federation.masking.statements import HASH_BYTES, KeyList, KeyOffer, OpenCertificate, unpack_parts
 from veilstream.federation.protocol.fold import ClosedRound
 from veilstream.federation.protocol.messages import MASKING_REPLIES, Buffer, Reply, Request, body_hash, digest
 from veilstream.federation.protocol.sum_fold import SumFold
 from veilstream.federation.server.masking_files import MaskingFiles
 from veilstream.federation.server.server import Accepted, Server
+from veilstream.mask_graph import LISTS, mask_graph
 
 _log = logging.getLogger(__name__)
 
-Stage = Literal["mask", "set", "open", "void"]
+Stage = Literal["mask", "set", "open", "tell", "void"]
 
 
 class SumServer(Server):
@@ -54,6 +58,9 @@ class SumServer(Server):
         """By learner: the round of which it may still wait to hear whether its message counted."""
         self._opened_already: set[str] = set()
         self._shared_body: tuple[tuple[int, ...], bytes, str, int | None] | None = None
+        self._told: dict[str, bytes] = {}
+        """By learner: its part of the draw of the list's graph."""
+        self._listed: KeyList | None = None
         self._keys_request = files.keys()
         if self._keys_request is not None:
             self._resume(self._keys_request)
@@ -62,10 +69,16 @@ class SumServer(Server):
         keys, dim, kept = KeyList.unpack(request.keys), self.terms.release_dim, self._files.masks()
         for offer in keys.offers:  # those whose keys were removed are never asked
             self._identities.setdefault(offer.name, bytes(32))
+        if mask_graph(len(keys.offers), self.rules.colluding) and not request.told:
+            pairs = zip(keys.offers, request.certificates, strict=True)
+            self._listed = keys
+            self._offers = {offer.name: (offer, certificate) for offer, certificate in pairs}
+            return
         if kept is None:
-            self.masks = MaskingServer(self.rules, keys, self._identities, dim)
+            self.masks = MaskingServer(self.rules, keys, self._identities, dim, request.told)
         else:
-            self.masks = MaskingServer.unpack(kept, self.rules, self._identities, dim)
+            self.masks = MaskingServer.unpack(kept, self.rules, self._identities, dim, request.told)
+        self._files.drop_torn_opening()
         openings = self._files.openings()
         while self.masks.round < self.fold.round:
             if self.masks.round not in openings:
@@ -114,6 +127,8 @@ class SumServer(Server):
     def question(self, name: str) -> str | None:
         """What this learner is to be asked now; None for nothing."""
         masks, stage = self.masks, self.stage
+        if masks is None and self.listed is not None:
+            return "keys" if name in self.listed.names and name not in self._told else None
         if masks is None:
             return None if name in self._offers else "key"
         place = self._place_of(name)
@@ -126,7 +141,7 @@ class SumServer(Server):
         assert masks.named is not None
         if stage == "set":
             return "set" if place in masks.named.members - masks.signed else None
-        if stage == "open" or name in self._opened_already:
+        if stage in ("open", "tell") or name in self._opened_already:
             return None if place in masks.openers else "open"
         return None if place in masks.voided else "void"
 
@@ -161,6 +176,10 @@ class SumServer(Server):
 
     def _body_for(self, name: str, kind: str) -> tuple[bytes, str, int | None]:
         masks = self.masks
+        if kind == "keys":
+            assert self._keys_request is not None
+            body = self._keys_request.pack()
+            return body, body_hash(body), None
         if kind == "key" or masks is None:
             return b"", body_hash(b""), None
         opened = self._proofs(name)
@@ -171,10 +190,7 @@ class SumServer(Server):
                 packed = MaskRequest(masks.at, opened, masks.proof, model).pack()
                 self._shared_body = about, packed, body_hash(packed), published
             return self._shared_body[1:]
-        if kind == "keys":
-            assert self._keys_request is not None
-            body = self._keys_request.pack()
-        elif kind == "void":
+        if kind == "void":
             body = VoidRequest(masks.at, opened, masks.proof).pack()
         elif kind == "set":
             body = masks.name().pack()
@@ -211,6 +227,9 @@ class SumServer(Server):
         if reply.kind == "key":
             self._take_offer(name, reply.body)
             return again
+        if reply.kind == "keys" and masks is None:
+            self._take_told(name, bytes(reply.body))
+            return again
         place = None if masks is None else self._place_of(name)
         if masks is None or place is None:
             return again
@@ -244,19 +263,78 @@ class SumServer(Server):
         KeyList(self._run_on_terms, (offer,)).check(self._identities, 1)
         self._offers[name] = offer, bytes(certificate)
 
+    def _take_told(self, name: str, part: bytes) -> None:
+        listed = self.listed
+        if listed is None or name not in listed.names:
+            return
+        anchor = listed.offers[listed.names.index(name)].anchor
+        if len(part) != HASH_BYTES or hashed(part, listed.number) != anchor:
+            raise ProtocolError(f"a part of the graph's draw that learner {name!r} did not commit to", "")
+        self._told[name] = part
+
     # --- from one stage to the next
+
+    @property
+    def listed(self) -> KeyList | None:
+        """The list whose graph is being drawn; None before there is one, and where it is done."""
+        return None if self.masks is not None else self._listed
+
+    @property
+    def list_number(self) -> int:
+        """Which list's graph is being drawn; 0 for none."""
+        return 0 if self.listed is None else self.listed.number
+
+    @property
+    def has_told(self) -> frozenset[str]:
+        """Who has told its part of the draw."""
+        return frozenset(self._told)
 
     def agree_on_keys(self) -> bool:
         """Fix the list of keys, durably; False where too few have given theirs."""
-        names = sorted(self._offers)
+        return self._list(sorted(self._offers), 1)
+
+    def list_again(self) -> bool:
+        """Another list, of those who have told their part of the draw of this one; False where they are too few."""
+        assert self.listed is not None
+        number = self.listed.number + 1
+        return number <= LISTS and self._list(sorted(self._told), number)
+
+    def _list(self, names: list[str], number: int) -> bool:
         if len(names) < self.rules.least or not self.rules.enough_core(len(names)):
             return False
-        keys = KeyList(self._run_on_terms, tuple(self._offers[name][0] for name in names))
+        keys = KeyList(self._run_on_terms, tuple(self._offers[name][0] for name in names), number)
         self._keys_request = KeysRequest(keys.pack(), tuple(self._offers[name][1] for name in names))
         self._files.keep_keys(self._keys_request)
-        self.masks = MaskingServer(self.rules, keys, self._identities, self.terms.release_dim)
-        _log.info("%d learners agree on keys; %d of them open a sum", len(names), self.rules.threshold)
+        self._told.clear()
+        self._listed = keys
+        if mask_graph(len(names), self.rules.colluding) is None:
+            self._begin_masks(keys)
         return True
+
+    def draw(self) -> bool:
+        """Draw the list's graph, durably; False where some have not told their part."""
+        keys = self.listed
+        assert keys is not None
+        assert self._keys_request is not None
+        if self._told.keys() != set(keys.names):
+            return False
+        self._keys_request = replace(self._keys_request, told=tuple(self._told[name] for name in keys.names))
+        self._files.keep_keys(self._keys_request)
+        self._begin_masks(keys)
+        return True
+
+    def _begin_masks(self, keys: KeyList) -> None:
+        assert self._keys_request is not None
+        dim, told = self.terms.release_dim, self._keys_request.told
+        self.masks = MaskingServer(self.rules, keys, self._identities, dim, told)
+        near = self.masks.links.graph
+        shared = "every other" if near is None else f"{near.degree} neighbours"
+        _log.info(
+            "%d learners agree on keys, each shares masks with %s; %d agree on a sum",
+            len(keys.names),
+            shared,
+            self.rules.threshold,
+        )
 
     def name_set(self) -> bool:
         """Name the set of all whose messages have come, durably; False where no honest learner would sign it."""
@@ -281,6 +359,8 @@ class SumServer(Server):
             return None
         if self.stage == "set" and masks.all_signed:
             self._go_to("open")
+        if self.stage in ("open", "void") and masks.rules.two_steps and masks.agreed:
+            self._go_to("tell")
         if self.stage == "void" and masks.next_attempt():
             self._note_masked()
             self._go_to("mask")
@@ -288,7 +368,7 @@ class SumServer(Server):
         return masks.open() if self.stage != "set" and masks.can_open else None
 
     def give_up(self) -> None:
-        """The set will not be signed by all: ask everybody to void the attempt."""
+        """Not all of the set will seal for it: ask everybody to void the attempt."""
         self._go_to("void")
 
     def close_sum(self, result: Opened) -> ClosedRound:

@@ -1,0 +1,127 @@
+"""Rounds made of records that wait here, used in an order that nobody outside knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from veilstream.deployment.epoch_records import EpochRecords
+from veilstream.deployment.epochs import OPEN_ROUND, secret_name
+from veilstream.deployment.learner_epochs import LearnerEpochs, one_at_a_time
+from veilstream.deployment.ledger.chain import Body
+from veilstream.deployment.process_secrecy import without_values
+from veilstream.deployment.step_index import Contents
+from veilstream.deployment.window_records import WindowRecords
+from veilstream.errors import InputError, PrivacyError
+from veilstream.learning.tasks import Sample
+from veilstream.streams.intake import GivenRecords, WholeSource
+
+_MEASURED_STEPS = 4
+
+
+class SecretOrder(LearnerEpochs):
+    """A learner's records, each used at a step that a secret of the epoch and its client's tag decide."""
+
+    @property
+    def has_records(self) -> bool:
+        """Whether `use_records` was called since this start."""
+        return self._records is not None and self._records.has_source
+
+    @property
+    def clients_written_down(self) -> bool:
+        """Whether the clients of this epoch's records, all together, have been counted as having taken part."""
+        return self.ledger.chain.standing.ordered
+
+    @without_values
+    @one_at_a_time
+    def use_records(self, records: WholeSource | Sequence[tuple[bytes | str, Sample | None]]) -> Contents:
+        """Have this epoch's steps made of these records, where `privacy.order = "secret"`.
+
+        Each client's step is drawn by itself, uniformly among the epoch's, as only this learner knows. The records are
+        read now, and written in the order of their steps, encrypted, beside the store. From the first round on all
+        of their clients count as having taken part. To be called after every start, and in every epoch.
+
+        Args:
+            records: all of the epoch's, as pairs of tag and record, or a source that is all there (a file, a folder
+                or a table: `veilstream.streams.table_source.TableSource`).
+
+        Returns:
+            What was found; for this machine only.
+
+        Raises:
+            InputError: fewer clients than steps, records that changed since the epoch's first round, or another order.
+
+        """
+        if self._records is None:
+            field, rule = ("privacy.order", '"secret"') if self.plan.window is None else ("privacy.window", "no window")
+            raise InputError(
+                field,
+                self.plan.window or "known",
+                f"{rule}, to give all records of an epoch at once",
+                "observe_many(...)",
+            )
+        self.ledger.check()
+        if self.over:
+            raise PrivacyError(f"epoch {self.epoch} has ended: nothing was read (new_epoch() begins another)")
+        source = records if isinstance(records, WholeSource) else GivenRecords(records)
+        return self._records.use(source)
+
+    @without_values
+    @one_at_a_time
+    def write_down_clients(self) -> Contents | None:
+        """Count all clients of `use_records` as having taken part, as the epoch's first round does by itself.
+
+        Returns:
+            What was found of them; None where they had been written down before.
+
+        Raises:
+            InputError: what `use_records` raises, where the records changed since.
+
+        """
+        return None if self._records is None else self._records.enrol()
+
+    @without_values
+    @one_at_a_time
+    def round_work_s(self) -> float:
+        """About how long a round's work takes, whoever is in it: measured now, on made-up records and spare noise."""
+        source = self._by_step
+        if source is None or self.over:
+            return 0.0
+        local, most = self.epochs.new_rounds(self.epoch), source.most_a_round
+        local.pin(np.zeros(self.terms.dim, np.float32), "")
+        self.steps.check()
+        return self.steps.round_work_s(local, most, self._fresh_seeds(min(_MEASURED_STEPS, self.terms.local_steps)))
+
+    @without_values
+    @one_at_a_time
+    def take_round(self) -> None:
+        """Use the records whose secret steps are in the open round; `finish_round` does it if nobody has."""
+        if self._by_step is None:
+            raise InputError("privacy.order", "known", '"secret", where no caller says who comes', "observe_many(...)")
+        if not self.pinned:
+            raise InputError("round", None, "a round that has been begun", "call begin_round")
+        self._take_records(self._by_step)
+
+    @property
+    def _by_step(self) -> EpochRecords | WindowRecords | None:
+        """What knows the records of a step; None in a known order."""
+        return self._records if self._arrivals is None else self._arrivals
+
+    def _take_records(self, order: EpochRecords | WindowRecords) -> None:
+        while count := min(self.local.steps_wanted, self._steps_together):
+            with self.epochs.whole_or_broken():
+                self._store_records(order, count)
+
+    def _store_records(self, order: EpochRecords | WindowRecords, count: int) -> None:
+        """Compute and store the next steps of a secret order; their clients' tags are stored already, all together."""
+        local, first = self.local, self.local.step
+        seeds = self._fresh_seeds(count)
+        local.prepare(seeds)
+        for step, seed in enumerate(seeds, first):
+            local.apply(self.steps.noisy_in_pieces(local, order.records(step), seed))
+            self.ledger.reached("step-computed")
+        if not local.steps_wanted:  # before they are stored: the time of a write tells no more than that of a reply
+            self.steps.fill_up(local, order.most_a_round, self.terms.local_steps)
+        keep = {secret_name(local.epoch, first): b"".join(seeds), OPEN_ROUND: local.pack_open()}
+        self.epochs.write_steps("steps", Body(epoch=local.epoch, step=first, steps=count), keep)
