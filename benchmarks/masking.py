@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from veilstream.audit.disposable import quick_folder
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.release import encode
 from veilstream.deployment.terms import Terms
@@ -192,12 +193,11 @@ def clients(round_: int) -> Iterator[Offered]:
         yield Offered(f"{round_}/{k}", Sample(np.zeros(1, np.float32), 0.0))
 
 
-def rounds_of(root: Path, learners: int, dim: int, rounds: int, counted: int, *, sums: bool) -> Account:
+def rounds_of(root: Path, made: Path, learners: int, dim: int, rounds: int, counted: int, *, sums: bool) -> Account:
     """A run of so many rounds."""
     plan = plan_of(learners, rounds, sums=sums)
     names = [f"l{k:05d}" for k in range(learners)]
-    make_keys(root / "keys", ["127.0.0.1"], names)
-    terms, keys, run = Terms.of(plan, dim), ServerKeys.load(root / "keys/server"), "a" * 32
+    terms, keys, run = Terms.of(plan, dim), ServerKeys.load(made / "server"), "a" * 32
     fold = (SumFold if sums else ServerFold)(terms, np.zeros(dim, np.float32), names)
     server = (SumServer if sums else Server).over(plan, terms, fold, keys, run)
     if sums:
@@ -207,11 +207,11 @@ def rounds_of(root: Path, learners: int, dim: int, rounds: int, counted: int, *,
     sites = {}
     for name in picked:
         learner = Learner(plan, root / name / "store.db", Free(dim), create=True)
-        sites[name] = Site(learner, LearnerKeys.load(root / "keys/learners" / name))
+        sites[name] = Site(learner, LearnerKeys.load(made / "learners" / name))
     settings = json.loads(json.dumps(terms.settings))
     rules = server.rules if sums else None
     light = {
-        name: Light(LearnerKeys.load(root / "keys/learners" / name), rules, run, settings, picked)
+        name: Light(LearnerKeys.load(made / "learners" / name), rules, run, settings, picked)
         for name in names
         if name not in sites
     }
@@ -282,11 +282,14 @@ def main() -> None:
     print("learners near   learner: plain  sums          server: plain    sums         bytes: plain    sums")
     for n in given.learners:
         found = []
-        for sums in (False, True):
-            with tempfile.TemporaryDirectory(prefix="veilstream-benchmark-") as folder:
-                account = rounds_of(Path(folder), n, given.dim, given.rounds, min(n, given.counted), sums=sums)
-            timed = account.rounds[1:]
-            found.append([statistics.median(each[k] for each in timed) for k in range(3)])
+        with tempfile.TemporaryDirectory(prefix="veilstream-benchmark-", dir=quick_folder()) as folder:
+            made = Path(folder) / "keys"
+            make_keys(made, ["127.0.0.1"], [f"l{k:05d}" for k in range(n)])
+            for sums in (False, True):
+                with tempfile.TemporaryDirectory(prefix="veilstream-benchmark-") as root:
+                    account = rounds_of(Path(root), made, n, given.dim, given.rounds, min(n, given.counted), sums=sums)
+                timed = account.rounds[1:]
+                found.append([statistics.median(each[k] for each in timed) for k in range(3)])
         many = min(n, given.counted)
         (a, b, c), (x, y, z) = found
         print(
