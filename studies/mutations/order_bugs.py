@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
 from contextlib import AbstractContextManager
 from functools import cache
@@ -14,7 +15,7 @@ from studies.mutations.findings import Finding
 from veilstream.audit.programme import auditable
 from veilstream.audit.secret_order import clients_of, mixture_checks, order_checks
 from veilstream.audit.statistics.check import Check, alarming
-from veilstream.deployment import epoch_records
+from veilstream.deployment import epoch_records, window_records
 from veilstream.deployment.client_steps import ClientSteps
 from veilstream.deployment.epochs import ORDER_SECRET
 from veilstream.deployment.ledger.store import Ledger
@@ -32,13 +33,13 @@ _noisy = LocalRounds.noisy
 
 
 @cache
-def secret_plan() -> tuple[Plan, Terms]:
+def secret_plan(window: int | None = None) -> tuple[Plan, Terms]:
     """A small plan, as an audit takes it, and its terms."""
     plan = auditable(
         Plan(
             learning={"rounds": ROUNDS, "clients_per_step": MANY, "model_norm_cap": 1e30},
             data={"dim": 4},
-            privacy={"epsilon": 2.0, "delta": 1e-3, "order": "secret"},
+            privacy={"epsilon": 2.0, "delta": 1e-3, "order": "secret", "window": window},
             methods=[{"name": "ours", "mechanism": "independent", "step_size": 0.1}],
         )
     )
@@ -46,9 +47,9 @@ def secret_plan() -> tuple[Plan, Terms]:
     return plan, dataclasses.replace(terms, dim=clients_of(terms))
 
 
-def checks(seed: int = 0) -> list[Check]:
+def checks(seed: int = 0, window: int | None = None) -> list[Check]:
     """What an audit checks of a secret order."""
-    plan, terms = secret_plan()
+    plan, terms = secret_plan(window)
     return [*order_checks(plan, terms, seed=seed), *mixture_checks(plan, terms, 8000, seed=seed)]
 
 
@@ -109,6 +110,30 @@ def noise_of_a_step_with_nobody() -> AbstractContextManager[object]:
     return patch.object(LocalRounds, "noisy", noisy)
 
 
+def used_as_they_arrived() -> AbstractContextManager[object]:
+    """In a window, steps follow the order in which people come, by the numbers that an audit gives them."""
+
+    def in_turn(secret, tags, steps):
+        return np.array([int(re.findall(rb"\d+", tag)[-1]) // MANY % steps for tag in tags], np.int64)
+
+    return patch.object(window_records, "chosen_steps", in_turn)
+
+
+def used_at_once() -> AbstractContextManager[object]:
+    """A record is used in the window in which it arrives, at whatever step is left of it."""
+    records = window_records.WindowRecords._rows
+
+    def early(self, window):
+        return records(self, window + 1)
+
+    return patch.object(window_records.WindowRecords, "_rows", early)
+
+
+PLANTED_IN_WINDOWS = {
+    "used in the order of arrival": used_as_they_arrived,
+    "used in the window of arrival": used_at_once,
+    "time tells the count": time_tells_the_count,
+}
 PLANTED = {
     "order known": order_known,
     "order by file": order_by_file,

@@ -7,9 +7,11 @@ import pytest
 from scipy.stats import kstest, norm
 from studies.mutations import order_bugs
 
+from veilstream.audit.programme import reduced
 from veilstream.audit.secret_order import Mixture, _least_epsilon, known_order
 from veilstream.audit.statistics.check import alarming
 from veilstream.deployment.terms import Terms
+from veilstream.plans.plan import Plan
 
 BY_CHECK = {
     "order known": "known from nobody's name",
@@ -35,6 +37,42 @@ def test_each_planted_fault_is_caught_by_its_check(bug):
     with order_bugs.PLANTED[bug]():
         alarms = {check.name.removeprefix("secret order: ") for check in alarming(order_bugs.checks())}
     assert BY_CHECK[bug] in alarms
+
+
+IN_WINDOWS = {
+    "used in the order of arrival": "nothing to do with the order of the records",
+    "used in the window of arrival": "every client in one step",
+    "time tells the count": "the work of a round",
+}
+
+
+def test_correct_code_raises_no_alarm_where_records_arrive():
+    """As above, with a window; 1e-6 again."""
+    checks = order_bugs.checks(window=8)
+    assert alarming(checks) == ()
+    assert len(checks) == 8
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("bug", order_bugs.PLANTED_IN_WINDOWS)
+def test_each_planted_fault_of_windows_is_caught_by_its_check(bug):
+    order_bugs.secret_plan(8)
+    with order_bugs.PLANTED_IN_WINDOWS[bug]():
+        alarms = {check.name.removeprefix("secret order: ") for check in alarming(order_bugs.checks(window=8))}
+    assert IN_WINDOWS[bug] in alarms
+
+
+def test_a_long_plan_is_audited_over_whole_windows():
+    learning = {"rounds": 3000, "local_steps": 2, "clients_per_step": 4}
+    for window, rounds, audited in ((200, 200, 200), (3000, 256, 256)):
+        plan = Plan(
+            learning=learning,
+            data={"dim": 4},
+            privacy={"epsilon": 2.0, "delta": 1e-3, "order": "secret", "window": window},
+            methods=[{"name": "ours", "mechanism": "independent", "step_size": 0.1}],
+        )
+        short = reduced(plan, full=False)
+        assert (short.learning.rounds, short.window) == (rounds, audited)
 
 
 def test_the_noise_is_the_same_where_the_order_is_known():

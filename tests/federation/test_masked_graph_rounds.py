@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from veilstream.deployment.ledger.inspect import verify
 from veilstream.federation.masking import learner_side, server_side
 from veilstream.federation.masking.learner_side import MaskingLearner
 from veilstream.federation.masking.requests import KeysRequest, ShareRequest
+from veilstream.federation.masking.server_side import MaskingServer
 from veilstream.federation.masking.statements import SetOfRound, Signatures
 from veilstream.federation.server import sum_coordinator, sum_server
+from veilstream.federation.server.masking_files import MaskingFiles
 from veilstream.mask_graph import MaskGraph
 
 NAMES = tuple(f"n{k:02d}" for k in range(MANY))
@@ -79,6 +82,30 @@ def test_another_list_is_made_without_a_learner_that_vanishes_before_the_draw(tm
         assert server.server.masks.keys.number == 2
         assert set(server.server.masks.keys.names) == set(NAMES) - {NAMES[4]}
         assert [len(each) for each in members(world)] == [12, 12]
+
+
+def test_a_server_that_is_killed_before_the_draw_asks_for_the_same_list(tmp_path):
+    with World(tmp_path, plan(2), NAMES).start_all() as world:
+        files = MaskingFiles(tmp_path / "run")
+        run(world, 1)
+        kept = files.keys()
+        assert len(kept.told) == MANY
+        (tmp_path / "other").mkdir()
+        MaskingFiles(tmp_path / "other").keep_keys(replace(kept, told=()))
+        server = world.coordinator().server
+        server.resume(MaskingFiles(tmp_path / "other"))
+        assert server.masks is None
+        assert {server.question(name) for name in NAMES} == {"keys"}
+        assert not server.draw()
+        for name in NAMES:
+            server._take_told(name, asked(world, name, "keys", kept.pack(), run_=server.run).body)
+        assert server.draw()
+        assert (
+            server.masks.links._order
+            == MaskingServer.unpack(
+                files.masks(), server.rules, server._identities, server.terms.release_dim, kept.told
+            ).links._order
+        )
 
 
 def test_a_learner_tells_no_pads_to_a_server_that_shows_no_agreement(tmp_path):

@@ -60,6 +60,40 @@ def test_the_rule_prefers_what_is_ready_within_15_percent_and_never_more():
     assert chosen(["small", "ready"]) == "small"  # 1.2 is within 15% of 1.14
 
 
+SECRET = """
+[learning]
+rounds = 12
+learners = 2
+[privacy]
+epsilon = 2.5
+delta = 1e-3
+order = "secret"
+[[methods]]
+name = "small"
+mechanism = "independent"
+step_size = 0.1
+[[methods]]
+name = "made for it"
+mechanism = "banded"
+step_size = 0.1
+"""
+
+
+def test_under_a_secret_order_the_least_noise_is_recommended_by_plan_and_run():
+    """Here a mechanism with less state is within the 15% that count as equal under a known order."""
+    plan = Plan.parse(SECRET)
+    comparison = compare(Setting.of(plan), ["independent", "banded", "buffered"])
+    noise = {row.mechanism: row.error_published for row in comparison.rows}
+    state = {row.mechanism: row.effort for row in comparison.rows}
+    assert min(noise, key=noise.__getitem__) == "banded"
+    assert noise["independent"] < 1.15 * noise["banded"]
+    assert state["independent"] < state["banded"]
+    assert comparison.recommended.mechanism == "banded"
+    assert comparison.reason.startswith("least noise in what is published")
+    prepared = [prepare(plan, method) for method in plan.methods]
+    assert prepared[main_method(prepared)].plan.name == "made for it"
+
+
 def test_a_plan_with_other_noise_is_told_by_how_much():
     text = """
         [learning]

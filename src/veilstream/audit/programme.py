@@ -50,6 +50,11 @@ def reduced(plan: Plan, *, full: bool = True) -> Plan:
     most = max(2, min(rounds, steps // plan.learning.local_steps))
     if plan.learning.rounds <= most:
         return plan
+    if plan.window is not None and plan.privacy is not None:  # whole windows, and two of them at least
+        of_window = min(plan.window // plan.learning.local_steps, most // 2)
+        most -= most % of_window
+        privacy = dataclasses.replace(plan.privacy, window=of_window * plan.learning.local_steps)
+        return dataclasses.replace(plan, privacy=privacy, learning=dataclasses.replace(plan.learning, rounds=most))
     return dataclasses.replace(plan, learning=dataclasses.replace(plan.learning, rounds=most))
 
 

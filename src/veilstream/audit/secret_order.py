@@ -2,6 +2,8 @@
 
 Every client of these runs has a coordinate of the model to itself: a gradient of the whole clip norm along it, and
 nothing elsewhere. So one learner is as many runs as it has clients, each with noise and a secret step of its own.
+Where records are used in the window after the one in which they arrive, all arrive in the first, and the second is
+looked at.
 
 * *Where clients are* is read off exactly, as the difference of two runs with the same draws of noise, of which one has
   records that cannot be used. Each client must be in one round, also where the learner is killed half-way; rounds must
@@ -102,9 +104,17 @@ class Heard:
     """Gradients that each undisturbed round asked for."""
 
 
+def rounds_of(terms: Terms) -> range:
+    """Among which rounds the clients of an audit choose: all, or those of the second window."""
+    if terms.plan.window is None:
+        return range(terms.rounds)
+    of_window = terms.plan.window // terms.local_steps
+    return range(of_window, 2 * of_window)
+
+
 def clients_of(terms: Terms) -> int:
-    """How many one learner of an audit has: no fewer than steps, no more than an epoch takes."""
-    steps = terms.rounds * terms.local_steps
+    """How many one learner of an audit has: no fewer than the steps they choose among, no more than those take."""
+    steps = len(rounds_of(terms)) * terms.local_steps
     return min(steps * terms.clients_per_step, max(steps, CLIENTS))
 
 
@@ -125,9 +135,14 @@ def hear(
 
         def opened() -> Learner:
             learner = Learner(plan, store, task, create=True, parts=parts)  # type: ignore[arg-type]
-            learner.use_records(records)
+            if learner.takes_whole_sources:
+                learner.use_records(records)
             learner.steps.check()
             return learner
+
+        def arriving(r: int) -> Sequence[tuple[str, Sample | None]] | None:
+            first = r * terms.local_steps * terms.clients_per_step
+            return None if learner.takes_whole_sources else records[first:]
 
         learner = opened()
         try:
@@ -136,12 +151,12 @@ def hear(
                 if kills and r in kills:
                     kill_at(learner, kills[r])
                 try:
-                    payload = learner.learn_round(r, x).payload
+                    payload = learner.learn_round(r, x, arriving(r)).payload
                 except Killed:
                     killed = True
                     learner.close()
                     learner = opened()
-                    payload = learner.learn_round(r, x).payload
+                    payload = learner.learn_round(r, x, arriving(r)).payload
                 vars(learner.ledger).pop("reached", None)
                 payloads.append(payload)
                 if not killed:
@@ -159,7 +174,7 @@ class Placed:
     """In which round each client of a learner was used, exactly; and what its rounds cost."""
 
     rounds: Integers
-    """-1 where a client was used in none, or in several."""
+    """From the first of `rounds_of`; -1 where a client was used in none, or in several."""
     several: int
     never: int
     wrong: int
@@ -185,7 +200,9 @@ def placed(
     one = dataclasses.replace(terms, dim=1, telemetry=None)
     share = int(vector_by_hand(one, np.array([3.0 * B if terms.gamma is None else _ENDLESS * B]), True)[0])
     times = (added != 0).sum(axis=0)
-    rounds = np.where(times == 1, np.abs(added).argmax(axis=0), -1)
+    among, where = rounds_of(terms), np.abs(added).argmax(axis=0)
+    inside = (where >= among.start) & (where < among.stop)
+    rounds = np.where((times == 1) & inside, where - among.start, -1)
     law, mixture = law_of_terms(terms), Mixture.of(terms)
     assert law.root is not None
     white = solve_triangular(law.root, heard.prefixes * heard.grid, lower=True)
@@ -193,7 +210,7 @@ def placed(
     return Placed(
         rounds,
         int((times > 1).sum()),
-        int((times == 0).sum()),
+        int(((times == 0) | ((times == 1) & ~inside)).sum()),
         int((np.abs(added.sum(axis=0)[times == 1] - share) > _NEAR).sum()),
         (*heard.work, *nobody.work),
         heard.sizes | nobody.sizes,
@@ -214,7 +231,8 @@ def order_checks(plan: Plan, terms: Terms, *, seed: int = 0, tick: Tick = lambda
         seen.append(placed(plan, terms, kills=kills, first=first, tick=tick))
     several, never, wrong = (sum(getattr(each, of) for each in seen) for of in ("several", "never", "wrong"))
     rounds = np.concatenate([each.rounds[each.rounds >= 0] for each in seen])
-    counts = [np.bincount(each.rounds[each.rounds >= 0], minlength=terms.rounds) for each in seen]
+    among = len(rounds_of(terms))
+    counts = [np.bincount(each.rounds[each.rounds >= 0], minlength=among) for each in seen]
     work = {each for one in seen for each in one.work}
     sizes = {each for one in seen for each in one.sizes}
     return [
@@ -234,7 +252,7 @@ def order_checks(plan: Plan, terms: Terms, *, seed: int = 0, tick: Tick = lambda
         ),
         _evenly(counts),
         _by_place(seen),
-        _of_two(seen[0].rounds, seen[1].rounds, terms.rounds),
+        _of_two(seen[0].rounds, seen[1].rounds, among),
         _guessed(terms, sum(each.guessed for each in seen), len(rounds), seed),
     ]
 
@@ -246,7 +264,7 @@ def _guessed(terms: Terms, right: int, count: int, seed: int) -> Check:
         "secret order: whose round is found",
         _two_rates(right, max(1, count), by_law, draws),
         f"the best guess is right for {right / max(1, count):.2%} of {count:,} clients, for {by_law / draws:.2%} by "
-        f"the law, for {1 / terms.rounds:.2%} of a blind one",
+        f"the law, for {1 / len(rounds_of(terms)):.2%} of a blind one",
         "messages tell a client's round better or worse than the claimed noise allows",
     )
 
@@ -303,7 +321,7 @@ class Mixture:
     """The law of one client's coordinate, whitened: unit noise, moved along one of these columns."""
 
     columns: Floats
-    """(R, R): column q is what a client of round q moves the messages by, when its share moves by one."""
+    """(R, q): what a client of each round it may be in moves the messages by, when its share moves by one."""
     first: float
     second: float
     """The shares of the two records that a client may have."""
@@ -313,7 +331,7 @@ class Mixture:
         """By these terms."""
         law = law_of_terms(terms)
         assert law.root is not None
-        columns = solve_triangular(law.root, law.shifts[:, :: terms.local_steps], lower=True)
+        columns = solve_triangular(law.root, law.shifts[:, :: terms.local_steps], lower=True)[:, rounds_of(terms)]
         first = terms.grid.clip_norm / terms.clients_per_step
         return cls(columns, first, first - reach_of(terms))
 

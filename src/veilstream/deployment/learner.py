@@ -123,7 +123,7 @@ class Learner(ArrivingClients, SecretOrder):
         self,
         r: int,
         x: NDArray[Any],
-        clients: Iterable[tuple[bytes | str, Sample]] | None = None,
+        clients: Iterable[tuple[bytes | str, Sample | None]] | None = None,
         acknowledged: tuple[int, str] | None = None,
     ) -> Release:
         """A whole round from a stream of (tag, sample): takes no more of it than it uses.

@@ -23,7 +23,8 @@ DENSE_COLUMNS = 4096
 """The longest horizon for which columns are kept whole; longer ones need bands."""
 _ROUNDING = 2e-6  # the largest part of a column that can come from float32 blocks
 _UNIT = 2.0**-30  # entries are whole multiples, so that machines agree on them
-_SHORT = 512  # up to so many steps a band saves nothing
+_SHORT = 512  # up to so many steps columns are kept whole
+_FEW = 128  # up to so many steps a band saves no time
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +83,8 @@ class Columns:
 
     def products(self, draws: Floats) -> Floats:
         """⟨c_j, x⟩ for each row x of ``draws`` and every j."""
-        width, T = self.entries.shape[1], self.count
-        if width == T:
+        width, T = self._reach, self.count
+        if 2 * width > T or T <= _FEW:
             return draws @ self._whole
         if width == 1:
             return draws * self.entries[:, 0]
@@ -93,13 +94,18 @@ class Columns:
         return found
 
     @cached_property
+    def _reach(self) -> int:
+        """Entries of a column up to its last that is not zero, at most."""
+        return 1 + int(np.flatnonzero(self.entries.any(axis=0))[-1])
+
+    @cached_property
     def _whole(self) -> Floats:
         return self._dense(0, self.count, self.count)
 
     @cached_property
     def _parts(self) -> list[tuple[int, Floats]]:
         """C in pieces of some columns each, with the rows that these reach."""
-        width, T = self.entries.shape[1], self.count
+        width, T = self._reach, self.count
         length = max(width, 64)
         cuts = range(0, T, length)
         return [(first, self._dense(first, min(first + length, T), min(first + length + width, T))) for first in cuts]

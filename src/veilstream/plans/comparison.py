@@ -344,7 +344,7 @@ def compare(
             matched = build_for(name, w, setting.participation)
             rows.append(_measure(matched, setting, baseline, "published"))
     rows.sort(key=lambda row: row.error_published)
-    best = recommended(rows, lambda row: row.error_published, lambda row: row.effort)
+    best = recommended(rows, lambda row: row.error_published, lambda row: row.effort, setting.order)
     plain = everything and not setting.unbounded and setting.order is Order.KNOWN
     left_out = [name for name in MECHANISMS if name not in chosen] if plain else []
     return Comparison(

@@ -20,7 +20,7 @@ from veilstream.plans.auto import AutoChoice, choose_steps, gamma_of, with_defau
 from veilstream.plans.plan import Plan
 from veilstream.plans.plan_tables import MethodPlan
 from veilstream.plans.records import class_weights_of
-from veilstream.privacy import Guarantee, Neighbours, calibrate
+from veilstream.privacy import Guarantee, Neighbours, Order, calibrate
 from veilstream.privacy.secret_bands import banded_for_secret_order
 
 _NOT_CLIPPED = 1e15  # the largest bound that a clipper takes
@@ -123,7 +123,9 @@ def main_method(prepared: Sequence[Prepared]) -> int:
     first = _budget(prepared[private[0]])
     alike = [i for i in private if _budget(prepared[i]) == first]
     own = [i for i in alike if prepared[i].plan.kind in _OWN] or alike
-    return recommended(own, lambda i: prepared[i].noise_published, lambda i: prepared[i].effort)
+    promise = prepared[own[0]].guarantee
+    order = Order.KNOWN if promise is None else promise.order
+    return recommended(own, lambda i: prepared[i].noise_published, lambda i: prepared[i].effort, order)
 
 
 _OWN = ("ours", "auto")
@@ -134,12 +136,20 @@ SOLVED = ("optimal", "tree_full")  # mechanisms with a solution of their own for
 T = TypeVar("T")
 
 
-def recommended(choices: Sequence[T], noise: Callable[[T], float], effort: Callable[[T], tuple[bool, int]]) -> T:
+def recommended(
+    choices: Sequence[T],
+    noise: Callable[[T], float],
+    effort: Callable[[T], tuple[bool, int]],
+    order: Order = Order.KNOWN,
+) -> T:
     """Which noise to use: the least in what is published, or within 15% of it what takes the least `effort`.
 
+    Under a secret order, always the least: no noise that is compared there is solved for step by step.
     `veilstream plan`, a run's main method, a new project's plan and the demonstrations keep to it.
     """
     least = min(map(noise, choices))
+    if order is Order.SECRET:
+        return min(choices, key=noise)
     return min(
         (each for each in choices if noise(each) <= CLOSE * least), key=lambda each: (*effort(each), noise(each))
     )

@@ -13,10 +13,13 @@ power mean inequality B >= e^(-θ(1+θ)·max n)·A^(1+θ), so the summand (A - e
 
     e^(θ(1+θ)·max n - θ·ε) · θ^θ / (1+θ)^(1+θ).
 
-*Downwards.* x comes from N(-θ·m, s²·I) with m = mean_j c_j, and counts e^(θ⟨m,x⟩/s² + θ²‖m‖²/2s²). Where the summand
-is not zero, A < e^-ε; by Jensen's inequality ⟨m,x⟩/s² - mean n <= ln A < -ε, so it is at most
+*Downwards.* x comes from N(-θ·m, s²·I) with m = mean_j c_j, and counts e^(θ⟨m,x⟩/s² + θ²‖m‖²/2s²). By Jensen's
+inequality ⟨m,x⟩/s² - mean n <= ln A, so the summand is at most (1 - e^ε·A)_+·A^θ·e^(θ·mean n + θ²‖m‖²/2s²). That is
+largest at A = e^-ε·θ/(1+θ), where it is
 
-    e^(θ·(mean n - ε) + θ²‖m‖²/2s²).
+    e^(θ·(mean n - ε) + θ²‖m‖²/2s²) · θ^θ / (1+θ)^(1+θ).
+
+Without the last factor it is a bound as well, which A < e^-ε alone gives (``plain``).
 
 Each mean is bounded by the smaller of two bounds, which share the probability of failure: Hoeffding's (1963,
 Theorem 1, in its form with relative entropy) and the empirical Bernstein bound (Maurer and Pontil 2009, Theorem 4).
@@ -36,8 +39,10 @@ from numpy.typing import NDArray
 from veilstream.mechanisms.columns import Columns
 
 Floats = NDArray[np.float64]
+Chosen = NDArray[np.int64]
 
-_AT_ONCE = 500_000  # numbers of a piece
+_AT_ONCE = 500_000  # numbers of a piece, which has a generator of its own
+_IN_CACHE = 65_536  # numbers that are worked on together
 
 
 @dataclass(frozen=True)
@@ -58,15 +63,11 @@ class Draws:
 
     def upwards(self, epsilon: float) -> Floats:
         """(A - e^ε)_+ / B."""
-        short = np.minimum(epsilon - self.log_ratio, 0.0)
-        values: Floats = np.exp(self.log_ratio + self.log_weight) * -np.expm1(short)
-        return values
+        return _parts_of(np.minimum(epsilon - self.log_ratio, 0.0), self.log_ratio + self.log_weight)
 
     def downwards(self, epsilon: float) -> Floats:
         """(1 - e^ε·A)_+, weighed."""
-        short = np.minimum(epsilon + self.log_ratio, 0.0)
-        values: Floats = np.exp(self.log_weight) * -np.expm1(short)
-        return values
+        return _parts_of(np.minimum(epsilon + self.log_ratio, 0.0), self.log_weight.copy())
 
 
 def draws_upwards(
@@ -75,10 +76,10 @@ def draws_upwards(
     """From mean_j N((1+θ)·c_j, s²·I)."""
     T, n = columns.count, columns.norms_squared / (2.0 * s * s)
 
-    def some(size: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        chosen = rng.integers(T, size=size)
-        x = rng.standard_normal((size, T))
-        x *= s
+    def choose(size: int, rng: np.random.Generator) -> Chosen:
+        return rng.integers(T, size=size)
+
+    def some(x: Floats, chosen: Chosen) -> tuple[Floats, Floats]:
         columns.add(x, chosen, 1.0 + tilt)
         a = columns.products(x)
         a /= s * s
@@ -89,7 +90,7 @@ def draws_upwards(
         a -= (1.0 + tilt) ** 2 * n
         return ratio, -_log_mean_exp(a)
 
-    return _draws(some, count, T, seed, tick)
+    return _draws(choose, some, s, T, count, seed, tick)
 
 
 def draws_downwards(
@@ -99,9 +100,10 @@ def draws_downwards(
     T, n, m = columns.count, columns.norms_squared / (2.0 * s * s), columns.mean
     energy = float(m @ m) / (2.0 * s * s)
 
-    def some(size: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        x = rng.standard_normal((size, T))
-        x *= s
+    def choose(size: int, _: np.random.Generator) -> Chosen:
+        return np.zeros(size, dtype=np.int64)
+
+    def some(x: Floats, _: Chosen) -> tuple[Floats, Floats]:
         x -= tilt * m
         weight = tilt * (x @ m) / (s * s) + tilt**2 * energy
         a = columns.products(x)
@@ -109,43 +111,57 @@ def draws_downwards(
         a -= n
         return _log_mean_exp(a), weight
 
-    return _draws(some, count, T, seed, tick)
+    return _draws(choose, some, s, T, count, seed, tick)
 
 
 def _draws(
-    some: Callable[[int, np.random.Generator], tuple[Floats, Floats]],
-    count: int,
+    choose: Callable[[int, np.random.Generator], Chosen],
+    some: Callable[[Floats, Chosen], tuple[Floats, Floats]],
+    s: float,
     width: int,
+    count: int,
     seed: Sequence[int],
     tick: Callable[[int], None],
 ) -> Draws:
     """In pieces, each with a generator of its own, on all cores: the same numbers on any number of them."""
     size = max(1, min(count, _AT_ONCE // width))
     sizes = [min(size, count - first) for first in range(0, count, size)]
+    ratios, weights = np.empty(count), np.empty(count)
 
-    def piece(number: int) -> tuple[Floats, Floats]:
-        return some(sizes[number], np.random.default_rng([*seed, number]))
+    def piece(number: int) -> int:
+        rng = np.random.default_rng([*seed, number])
+        chosen = choose(sizes[number], rng)
+        rows = max(1, _IN_CACHE // width)
+        for first in range(0, len(chosen), rows):
+            own = chosen[first : first + rows]
+            x = rng.standard_normal((len(own), width))
+            x *= s
+            at = number * size + first
+            ratios[at : at + len(own)], weights[at : at + len(own)] = some(x, own)
+        return len(chosen)
 
-    ratios, weights = [], []
     with ThreadPoolExecutor(min(len(sizes), os.cpu_count() or 1)) as pool:
-        for ratio, weight in pool.map(piece, range(len(sizes))):
-            ratios.append(ratio)
-            weights.append(weight)
-            tick(len(ratio))
-    return Draws(np.concatenate(ratios), np.concatenate(weights))
+        for done in pool.map(piece, range(len(sizes))):
+            tick(done)
+    return Draws(ratios, weights)
 
 
 def most_upwards(columns: Columns, s: float, tilt: float, epsilon: float) -> float:
     """The largest that `Draws.upwards` can be."""
     n = float(columns.norms_squared.max()) / (2.0 * s * s)
-    own = tilt * math.log(tilt) if tilt > 0.0 else 0.0
-    return _exp(tilt * (1.0 + tilt) * n - tilt * epsilon + own - (1.0 + tilt) * math.log1p(tilt))
+    return _exp(tilt * (1.0 + tilt) * n - tilt * epsilon + _at_most(tilt))
 
 
-def most_downwards(columns: Columns, s: float, tilt: float, epsilon: float) -> float:
-    """The largest that `Draws.downwards` can be."""
+def most_downwards(columns: Columns, s: float, tilt: float, epsilon: float, *, plain: bool = False) -> float:
+    """The largest that `Draws.downwards` can be; ``plain`` is a larger number that it cannot exceed either."""
     m, n = columns.mean, float(columns.norms_squared.mean()) / (2.0 * s * s)
-    return _exp(tilt * (n - epsilon) + tilt**2 * float(m @ m) / (2.0 * s * s))
+    own = 0.0 if plain else _at_most(tilt)
+    return _exp(tilt * (n - epsilon) + tilt**2 * float(m @ m) / (2.0 * s * s) + own)
+
+
+def _at_most(tilt: float) -> float:
+    """Ln of θ^θ / (1+θ)^(1+θ), the largest of (1 - r)·r^θ."""
+    return (tilt * math.log(tilt) if tilt > 0.0 else 0.0) - (1.0 + tilt) * math.log1p(tilt)
 
 
 def tightest_tilt_upwards(columns: Columns, s: float, epsilon: float) -> float:
@@ -195,6 +211,13 @@ def _entropy_bound(p: float, room: float) -> float:
         else:
             high = middle
     return high
+
+
+def _parts_of(short: Floats, log_whole: Floats) -> Floats:
+    """(1 - e^short)·e^log_whole, in the memory of both."""
+    values: Floats = np.exp(log_whole, out=log_whole)
+    values *= np.negative(np.expm1(short, out=short), out=short)
+    return values
 
 
 def _log_mean_exp(a: Floats) -> Floats:

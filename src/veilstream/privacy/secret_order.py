@@ -17,8 +17,9 @@ after step t is Σ_j w_j with w_j = (1/T)·Π_{r<=t} exp(⟨v_rj, z_r⟩/s² - �
 norm at most 1, was fixed before step j. Both δ are means of convex functions of that ratio. Replace the last step's
 vectors by numbers, all g_j by 1: given the past, the exponents are jointly Gaussian with covariances C_tj·C_ti·⟨g_j,
 g_i⟩/s² <= C_tj·C_ti/s², since no entry of C is negative, and Kahane's inequality (1985) says that a larger covariance
-makes the mean of a convex function of Σ_j w_j·exp(X_j - var(X_j)/2) no smaller. What then remains is a convex function
-of the w_j before that step, so the step before it can be replaced alike, and so on to the first. ∎
+makes the mean of a convex function of Σ_j w_j·exp(X_j - var(X_j)/2) no smaller. Given the last step's noise, what then
+remains is a convex function of Σ_j w_j·m_j with numbers m_j >= 0 that depend on nothing released before: with w_j·m_j
+for w_j the step before can be replaced alike, and so on to the first. ∎
 Only the products ⟨c_i, c_j⟩ matter, and larger ones cost more: a window takes the largest over all windows.
 
 *Zero-out neighbours*: both orders of the pair must keep (ε, δ). *Replace-one neighbours*: two hops, over the record's
@@ -72,17 +73,37 @@ from veilstream.privacy.mixture_bounds import (
 )
 from veilstream.progress import progress
 
-_METHOD = 1  # changes with anything that makes another number of the same request
 _FAILURE = 1e-9
 _SHARES = (1e-4, 1e-3, 1e-2, 1e-1)  # of ε and δ, set aside for arithmetic
-_PILOT_WORK = 1_500_000  # numbers drawn to look at one noise
-_PILOT_DRAWS = (1_000, 20_000)
-_WORK = 200_000_000  # numbers drawn to certify one noise, in each order
-_MOST_DRAWS = 1_000_000
+_ROUGH_WORK = 1_500_000  # numbers drawn to look at one noise where mechanisms are compared
 _ATTEMPTS = 12
 _PARTS_OF_EPSILON = tuple(np.linspace(0.1, 0.9, 33).tolist())  # for the first hop
 _PARTS_OF_TILT = (0.0, 0.5, 1.0, 1.5)
 _DIGITS = 11  # binary, of a noise: a bit more than asked, and the same on every machine
+
+
+@dataclass(frozen=True)
+class _Method:
+    """How a noise is certified. Its number changes with anything that makes another noise of the same request."""
+
+    number: int
+    pilot_work: int  # numbers drawn to look at one noise
+    most_pilot: int  # draws
+    work: int  # numbers drawn to certify one noise, in each order
+    most_draws: int
+    plain: bool  # which range, see `most_downwards`
+
+    @classmethod
+    def of(cls, steps: int, delta: float) -> _Method:
+        """The first one where it is as good, to half a percent: runs with its noise are published."""
+        return _FIRST if steps <= 128 and delta >= 1e-4 else _SECOND
+
+    def draws(self, steps: int) -> int:
+        return int(np.clip(self.work // steps, 10_000, self.most_draws))
+
+
+_FIRST = _Method(1, 1_500_000, 20_000, 200_000_000, 1_000_000, plain=True)
+_SECOND = _Method(2, 3_000_000, 100_000, 800_000_000, 8_000_000, plain=False)
 
 
 @dataclass(frozen=True)
@@ -214,7 +235,7 @@ def _recipe(
         "mechanism": f"secret-order-{mechanism.name}",
         "horizon": columns.count,
         "question": question,
-        "method": _METHOD,
+        "method": _Method.of(columns.count, budget.delta).number,
         "columns": columns.digest,
         "epsilon": budget.epsilon,
         "delta": budget.delta,
@@ -223,7 +244,8 @@ def _recipe(
 
 
 def _seed(columns: Columns, budget: Budget, neighbours: Neighbours) -> int:
-    asked = json.dumps([columns.digest, budget.epsilon, budget.delta, neighbours.value, _METHOD])
+    method = _Method.of(columns.count, budget.delta).number
+    asked = json.dumps([columns.digest, budget.epsilon, budget.delta, neighbours.value, method])
     return int.from_bytes(
         hashlib.sha256(asked.encode()).digest()[:4], "big"
     )  # a message between server and learner holds it
@@ -275,8 +297,9 @@ class _Search:
         self.failure = _failure(delta)
         self.target = delta - self.failure
         T = columns.count
-        self.pilot = int(np.clip(_PILOT_WORK // T, *_PILOT_DRAWS))
-        self.draws = int(np.clip(_WORK // T, 10_000, _MOST_DRAWS))
+        self.method = _Method.of(T, delta)
+        self.pilot = int(np.clip(self.method.pilot_work // T, 1_000, self.method.most_pilot))
+        self.draws = self.method.draws(T)
 
     def least_noise(self, epsilon: float) -> Floats:
         """The noise, whether it rests on sampling, how many draws certified it, and the first hop's part of ε."""
@@ -334,7 +357,7 @@ class _Search:
     def rough_noise(self, epsilon: float) -> float:
         """About what `least_noise` is, to within some percent: to compare mechanisms, not to promise anything."""
         known = self._known_noise(epsilon)
-        self.pilot //= 2
+        self.pilot = int(np.clip(_ROUGH_WORK // self.columns.count, 1_000, 20_000)) // 2
         return self._guess(epsilon, known, lambda _: None, rough=True)[0] if self.columns.count > 1 else known
 
     def _guess(
@@ -398,7 +421,7 @@ class _Search:
         for part in downs:
             seed = [self.seed, count, attempt, 2, round(100 * part)]
             down[part] = part * most_down, draws_downwards(self.columns, s, part * most_down, count, seed, tick)
-        return _Look(self.columns, self.neighbours, s, up, down)
+        return _Look(self.columns, self.neighbours, s, self.method.plain, up, down)
 
 
 @dataclass(frozen=True)
@@ -408,6 +431,7 @@ class _Look:
     columns: Columns
     neighbours: Neighbours
     s: float
+    plain: bool
     up: dict[float, tuple[float, Draws]]
     down: dict[float, tuple[float, Draws]]
 
@@ -437,12 +461,8 @@ class _Look:
         )
 
     def _downwards(self, epsilon: float, count: int, failure: float) -> tuple[float, float]:
-        return min(
-            (
-                bounded_mean(
-                    draws.downwards(epsilon), most_downwards(self.columns, self.s, tilt, epsilon), failure, count
-                ).value,
-                part,
-            )
-            for part, (tilt, draws) in self.down.items()
-        )
+        found = []
+        for part, (tilt, draws) in self.down.items():
+            most = most_downwards(self.columns, self.s, tilt, epsilon, plain=self.plain)
+            found.append((bounded_mean(draws.downwards(epsilon), most, failure, count).value, part))
+        return min(found)

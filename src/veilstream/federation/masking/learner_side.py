@@ -164,6 +164,7 @@ class MaskingLearner:
         self.state, self.rules, self._sign, self._random = state, rules, sign, random
         self._pairs: PairKeys | None = None
         self._list: KeyList | None = None
+        self._checked: tuple[tuple[bytes, ...], SetOfRound, Mapping[int, bytes]] | None = None
         self.keep(state)
 
     @classmethod
@@ -263,7 +264,7 @@ class MaskingLearner:
         self._check_keys(what.at)
         if what.at.round < now.round:
             return self.state, False
-        signers = certificate.signatures.check(what.open_content(), self.state.identities)
+        signers = self._agreed(what, certificate.signatures)
         if len(signers) < self.rules.threshold:
             raise Refused(f"proof that a sum was opened by {len(signers)} learners, where it takes more")
         after, mine = decisions.moved_on(now, self.rules, what.at.round, what.at.attempt, what.core, what.members)
@@ -326,7 +327,7 @@ class MaskingLearner:
         if agreed is None:
             after = decisions.share(*asked)
         else:
-            after = decisions.tell(*asked, len(agreed.check(what.open_content(), self.state.identities)))
+            after = decisions.tell(*asked, len(self._agreed(what, agreed)))
         pads = []
         if agreed is not None or not self.rules.two_steps:
             me = self.standing.me
@@ -345,6 +346,14 @@ class MaskingLearner:
         proved = 0 if proof is None else self._proved_void(proof, at.round)
         after = decisions.void(self.standing, at.round, at.attempt, proved)
         return replace(self.state, standing=after), self._sign(at.void_content())
+
+    def _agreed(self, what: SetOfRound, signatures: Signatures) -> frozenset[int]:
+        """Who has signed that it agrees; signatures that were checked just before are right."""
+        same = self.state.identities, what, signatures.by
+        if self._checked != same:
+            signatures.check(what.open_content(), self.state.identities)
+            self._checked = same
+        return frozenset(signatures.by)
 
     def _proved_void(self, proof: VoidCertificate, round_: int) -> int:
         self._check_keys(proof.at)

@@ -89,8 +89,10 @@ class Links:
         """Who has too few."""
         if self.graph is None:
             return frozenset()
-        return frozenset(k for k in members if len(self._near[k] & members) < self.graph.least_neighbours)
+        here = sum(1 << k for k in members)
+        return frozenset(k for k in members if (self._near[k] & here).bit_count() < self.graph.least_neighbours)
 
     @cached_property
-    def _near(self) -> list[Set]:
-        return [self.near(learner) for learner in range(self.many)]
+    def _near(self) -> list[int]:
+        """Each learner's neighbours as bits: a thousand of them are little."""
+        return [sum(1 << k for k in self.near(learner)) for learner in range(self.many)]

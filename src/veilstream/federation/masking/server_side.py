@@ -79,6 +79,7 @@ class _Try:
     """By member: shares by holder, under pads; masks with neighbours outside the set, under its own secret."""
     openings: dict[int, bytes] = field(default_factory=dict)
     """Signatures of who agrees on the set."""
+    certificate: OpenCertificate | None = None
     pads: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """By member: of its shares, by holder."""
     told: set[int] = field(default_factory=set)
@@ -252,9 +253,11 @@ class MaskingServer:
         }
 
     def _certificate(self) -> OpenCertificate:
-        """The signatures of t who agree; more would prove no more."""
-        some = sorted(self._try.openings)[: self.rules.threshold]
-        return OpenCertificate(self._named(), Signatures({place: self._try.openings[place] for place in some}))
+        """The first t signatures of who agrees: more would prove no more, and learners check the same only once."""
+        if self._try.certificate is None:
+            some = dict(itertools.islice(self._try.openings.items(), self.rules.threshold))
+            self._try.certificate = OpenCertificate(self._named(), Signatures(some))
+        return self._try.certificate
 
     def moved_on(self, certificate: OpenCertificate) -> None:
         """Go on to the next round, where this one's sum has been counted already."""
