@@ -10,6 +10,7 @@ import pytest
 
 from tests.deployment.test_secret_order import NAMED, SECRET, logistic_gradient
 from tests.support.secret_order import D, model, people, plan_of, sample
+from veilstream.deployment import learner_epochs
 from veilstream.deployment.epochs import ARRIVED, LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import inspect, part_of_person, verify
@@ -199,6 +200,41 @@ def test_a_round_is_filled_up_to_one_amount_of_work_whoever_arrived(tmp_path):
             found.append(0)
             learner.learn_round(r, model(r), people(10 * r, (r * 5) % 7))
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("window", [8, None])
+def test_a_round_is_stored_when_all_of_its_work_is_done_however_large_its_steps_are(window, tmp_path, monkeypatch):
+    """A store's length and times are seen on this machine: they must not tell which steps of a round had people."""
+    monkeypatch.setattr(learner_epochs, "_GROUP_BYTES", 8 * D)  # noise of one step at a time, as for large models
+    names = [f"p{i}" for i in range(600)]
+    crowd = [(name, sample(1)) for name in names if chosen_step(SECRET, name.encode(), 8) in (1, 6)]
+    plan = window_plan(rounds=4, local_steps=4, clients_per_step=60, window=window)
+    stored, arrays = [], [0]
+    with learner_at(tmp_path / "s.db", plan, parts=NAMED) as learner:
+        share = learner.steps._share
+
+        def counted(local, some):
+            arrays[0] += 1
+            return share(local, some)
+
+        def point(reached):
+            if reached == "step-stored":
+                stored.append((learner.local.round, arrays[0]))
+
+        monkeypatch.setattr(learner.steps, "_share", counted)
+        monkeypatch.setattr(type(learner.ledger), "reached", staticmethod(point))
+        if window is None:
+            learner.use_records([(name, sample(i)) for i, name in enumerate(names)])
+        for r in range(4):
+            arrays[0] = 0
+            learner.begin_round(r, model(r))
+            if window is not None and r == 0:
+                learner.observe_many(crowd)
+            learner.finish_round()
+        monkeypatch.undo()
+    assert [r for r, _ in stored] == [0, 1, 2, 3]
+    assert len({done for _, done in stored}) == 1
+    assert stored[0][1] > 4
 
 
 def test_a_whole_table_and_takers_of_another_order_are_refused_by_name(tmp_path):

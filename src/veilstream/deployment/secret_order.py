@@ -109,19 +109,23 @@ class SecretOrder(LearnerEpochs):
         return self._records if self._arrivals is None else self._arrivals
 
     def _take_records(self, order: EpochRecords | WindowRecords) -> None:
-        while count := min(self.local.steps_wanted, self._steps_together):
-            with self.epochs.whole_or_broken():
-                self._store_records(order, count)
+        """Compute all steps of the open round that are left, and store them in one write.
 
-    def _store_records(self, order: EpochRecords | WindowRecords, count: int) -> None:
-        """Compute and store the next steps of a secret order; their clients' tags are stored already, all together."""
+        Their clients' tags are stored already, all together. What is written, and when, must not depend on how many
+        records a step has: the work is filled up to that of any round before anything of it is stored. Noise is
+        prepared for some steps at a time, as large as they are.
+        """
         local, first = self.local, self.local.step
-        seeds = self._fresh_seeds(count)
-        local.prepare(seeds)
-        for step, seed in enumerate(seeds, first):
-            local.apply(self.steps.noisy_in_pieces(local, order.records(step), seed))
-            self.ledger.reached("step-computed")
-        if not local.steps_wanted:  # before they are stored: the time of a write tells no more than that of a reply
+        if not (count := local.steps_wanted):
+            return
+        with self.epochs.whole_or_broken():
+            seeds = self._fresh_seeds(count)
+            for at in range(0, count, self._steps_together):
+                some = seeds[at : at + self._steps_together]
+                local.prepare(some)
+                for step, seed in enumerate(some, first + at):
+                    local.apply(self.steps.noisy_in_pieces(local, order.records(step), seed))
+                    self.ledger.reached("step-computed")
             self.steps.fill_up(local, order.most_a_round, self.terms.local_steps)
-        keep = {secret_name(local.epoch, first): b"".join(seeds), OPEN_ROUND: local.pack_open()}
-        self.epochs.write_steps("steps", Body(epoch=local.epoch, step=first, steps=count), keep)
+            keep = {secret_name(local.epoch, first): b"".join(seeds), OPEN_ROUND: local.pack_open()}
+            self.epochs.write_steps("steps", Body(epoch=local.epoch, step=first, steps=count), keep)
