@@ -13,6 +13,8 @@ import pytest
 
 import veilstream as vs
 from tests.support.federation import DIM, Plain, plan_of, seeds_by_name
+from tests.support.secret_order import D, people
+from tests.support.secret_order import plan_of as secret_plan_of
 from veilstream.errors import InputError, ProtocolError, UnknownName
 from veilstream.federation.addresses import free_port
 from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
@@ -409,3 +411,19 @@ def test_a_plan_may_be_named_by_its_file(tmp_path):
     server = vs.Server(path, learners=NAMES, task=Plain())
     with vs.Site.open(str(path), tmp_path / "a.db", "plan:0", create=True, task=Plain(), name="a") as site:
         assert server.accept(site.answer(server.request("a")), "a").kind == "enrolled"
+
+
+@pytest.mark.parametrize("window", [4, None])
+def test_a_site_around_an_own_learner_refuses_a_secret_order_before_anything_happens(window, tmp_path):
+    """It replies when it is done, and the promise names a fixed time; `Site.open` refuses for the same reason."""
+    plan = secret_plan_of(6, 2, 3, window=window)
+    with pytest.raises(InputError, match=r"privacy\.order = 'secret'.*`veilstream learner` replies at fixed times"):
+        vs.Site.open(plan, tmp_path / "opened.db", "plan:0", name="a", create=True)
+    assert not (tmp_path / "opened.db").exists()
+    server = vs.Server(plan, learners=["a"])
+    with vs.Learner(plan, tmp_path / "a.db", vs.tasks.Logistic(D), create=True) as learner:
+        site, before = vs.Site(learner, name="a"), learner.ledger.chain.length
+        with pytest.raises(InputError, match=r"privacy\.order = 'secret'.*`veilstream learner` replies at fixed times"):
+            site.answer(server.request("a"), people(0, 6))
+        assert learner.ledger.chain.length == before
+        assert learner.run is None

@@ -151,13 +151,7 @@ class Site:
 
         """
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
-        if plan.order == "secret":
-            raise InputError(
-                "privacy.order",
-                plan.order,
-                '"known" for a Site, which replies when it is done: how long a round took tells who was in it',
-                "`veilstream learner` replies at fixed times",
-            )
+        _refuse_secret_order(plan)
         known = _learner_keys(keys, name)
         source = open_source(data, plan, known.name)
         if isinstance(source, WaitingSource):
@@ -204,11 +198,15 @@ class Site:
         Returns:
             The signed reply; empty where nothing may leave until the learner is opened anew (`failure`).
 
+        Raises:
+            InputError: under a secret order, whose replies have to leave at fixed times.
+
         """
         if clients is None:
             clients, min_clients = (), 1
             if self.source is not None:
                 clients, min_clients = self.source
+        _refuse_secret_order(self.learner.plan)
         given = _Given(self.learner, clients, min_clients)
         return self.reply(request, given, lambda _, text: _log.error("learner %s: %s", self.name, text))
 
@@ -452,6 +450,16 @@ def _learner_keys(keys: LearnerKeys | Path | str | None, name: str | None) -> Le
     if name is not None:
         return LearnerKeys.unsigned(name)
     return keys if isinstance(keys, LearnerKeys) else LearnerKeys.load(Path(str(keys)))
+
+
+def _refuse_secret_order(plan: Plan) -> None:
+    if plan.order == "secret":
+        raise InputError(
+            "privacy.order",
+            plan.order,
+            '"known" for a Site, which replies when it is done: how long a round took tells who was in it',
+            "`veilstream learner` replies at fixed times",
+        )
 
 
 def _outside(error: VeilstreamError) -> str:
