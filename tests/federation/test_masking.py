@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from scipy import stats
 from studies.masking_search import CASES, LONG, SABOTAGES, Case, Search
 
 from veilstream.errors import PrivacyError, ProtocolError, VeilstreamError
-from veilstream.federation.masking import shares
+from veilstream.federation.masking import server_side, shares
 from veilstream.federation.masking.learner_side import LearnerState, MaskedMessage, MaskingLearner
 from veilstream.federation.masking.masks import add_mask, as_units, as_words
 from veilstream.federation.masking.rules import Rules
@@ -232,6 +233,10 @@ def test_wrong_shares_are_found_and_left_out():
         group.server.take_shares(k, bytes(answer))
     with pytest.raises(CannotUnmask):
         group.server.open()
+    tried: list[object] = []
+    with patch.object(server_side, "combine", lambda *asked: tried.append(asked)), pytest.raises(CannotUnmask):
+        group.server.open()  # as each poll asks, while nothing new has come
+    assert not tried
     group.server.take_shares(3, group.share(3))
     assert np.array_equal(group.server.open().total, expected)
 

@@ -82,6 +82,10 @@ class _Try:
     certificate: OpenCertificate | None = None
     pads: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """By member: of its shares, by holder."""
+    secrets: dict[int, bytes] = field(default_factory=dict)
+    """By member: what shares have given so far, in agreement with its commitment."""
+    in_vain: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """By member: the pads that gave nothing; they are tried again when there are others."""
     told: set[int] = field(default_factory=set)
     """Who has told pads."""
     voids: dict[int, bytes] = field(default_factory=dict)
@@ -270,16 +274,20 @@ class MaskingServer:
         """By member: what its shares give, by the first selection of holders that agrees with its commitment."""
         if not self.can_open:
             raise CannotUnmask(f"shares of {len(self._try.told)} learners, which are too few", "wait for more")
-        found: dict[int, bytes] = {}
+        found, in_vain = self._try.secrets, self._try.in_vain
         factors = cache(weights)
-        for member in sorted(what.members):
+        for member in sorted(what.members - found.keys()):
             pads, sealed = self._try.pads[member], self._try.sealed[member][0]
+            if in_vain.get(member) == pads:
+                continue
             shares = {holder: masked_with(sealed[holder], pad) for holder, pad in pads.items()}
             for some in _selections(sorted(shares), self.rules.shares_needed):
                 secret = combine({holder: shares[holder] for holder in some}, factors(tuple(some)))
                 if secret is not None and commitment(secret) == self._try.commitments[member]:
                     found[member] = secret
                     break
+            else:
+                in_vain[member] = dict(pads)
         wrong = [self.keys.names[place] for place in sorted(what.members - found.keys())]
         if wrong:
             raise CannotUnmask(

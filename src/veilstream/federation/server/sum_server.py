@@ -31,6 +31,8 @@ from veilstream.mask_graph import LISTS, mask_graph
 
 _log = logging.getLogger(__name__)
 
+_LATE_ROUNDS = 8  # for which an answer that comes too late is known as one
+
 Stage = Literal["mask", "set", "open", "tell", "void"]
 
 
@@ -57,6 +59,8 @@ class SumServer(Server):
         self._last_masked: dict[str, int] = {}
         """By learner: the round of which it may still wait to hear whether its message counted."""
         self._opened_already: set[str] = set()
+        self._late: dict[str, dict[str, int]] = {}
+        """By learner: what it was asked in one of the last rounds, and which; its answer changes nothing any more."""
         self._shared_body: tuple[tuple[int, ...], bytes, str, int | None] | None = None
         self._told: dict[str, bytes] = {}
         """By learner: its part of the draw of the list's graph."""
@@ -211,6 +215,10 @@ class SumServer(Server):
 
     def take(self, reply: Reply, sender: str | None = None) -> Accepted:
         """Do what a reply says that `read` has checked."""
+        if reply.answers in self._late.get(reply.learner, ()):  # enough had answered without it
+            del self._late[reply.learner][reply.answers]
+            self._outstanding[reply.learner].discard(reply.answers)
+            return Accepted("repeated", reply.learner)
         told = super().take(reply, sender)
         if told.kind == "enrolled":
             self._last_masked[told.learner] = reply.facts["round"] - 1
@@ -389,7 +397,11 @@ class SumServer(Server):
         self.sums.take_sum(self.names(result.members), result.total, proof)
         closed = self.fold.close_round()
         self._shared_body = None
-        for outstanding in self._outstanding.values():
-            outstanding.clear()
+        for name, outstanding in self._outstanding.items():
+            late = self._late.setdefault(name, {})
+            late |= dict.fromkeys(outstanding - late.keys(), closed.round)
+            for old in [each for each, round_ in late.items() if round_ <= closed.round - _LATE_ROUNDS]:
+                del late[old]
+                outstanding.discard(old)
         self._go_to("mask")
         return closed
