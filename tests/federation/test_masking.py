@@ -92,7 +92,7 @@ class Group:
         return answer
 
     def share(self, k: int, asked=None) -> bytes:
-        asked = self.server.share_request(k) if asked is None else asked
+        asked = self.server.share_request() if asked is None else asked
         state, answer = self.learners[k].share(asked.what, asked.agreed)
         self.learners[k].keep(state)
         return answer
@@ -295,7 +295,7 @@ def test_an_old_opening_is_not_given_again():
     what = named(group)
     for k in range(4):
         group.server.take_signed(k, group.sign(k, what))
-    asked = group.server.share_request(3)
+    asked = group.server.share_request()
     for k in range(3):
         group.server.take_shares(k, group.share(k))
     certificate = group.server.open().certificate
