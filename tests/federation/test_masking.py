@@ -446,8 +446,13 @@ def test_the_search_finds_what_is_broken_on_purpose(name):
 
 @pytest.mark.parametrize(
     "case",
-    [Case(Rules(3, 2, 0), 0, 1, 1), Case(Rules(3, 2, 1), 1, 2, 2, eager=True)],
-    ids=["all honest", "one colludes"],
+    [
+        Case(Rules(3, 2, 0), 0, 1, 1),
+        Case(Rules(3, 2, 1), 1, 2, 2, eager=True),
+        Case(Rules(3, 2, 0), 0, 1, 1, two_steps=True),
+        Case(Rules(3, 2, 1), 1, 2, 2, eager=True, two_steps=True),
+    ],
+    ids=["all honest", "one colludes", "all honest, two steps", "one colludes, two steps"],
 )
 def test_no_state_that_can_be_reached_shows_more_than_one_sum_a_round(case):
     found = Search(case).run()
