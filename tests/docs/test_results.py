@@ -69,7 +69,7 @@ def exists(command: str) -> bool:
         return place.with_suffix(".py").exists() or (place / "__main__.py").exists()
     if figure := re.search(r"\./run reproduce (\w+)", command):
         return figure[1] in FIGURES
-    if preset := re.search(r"\./run (?:run|plan) ([\w/.]+)", command):
+    if preset := re.search(r"\./run (?:run|plan|federation demo --plan) ([\w/.]+)", command):
         plans = (preset[1], f"experiments/{preset[1]}.toml")
         return any((ROOT / path).exists() for path in plans) or f"`{preset[1]}`" in TUTORIAL
     return False

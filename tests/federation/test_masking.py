@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scipy import stats
-from studies.masking_search import CASES, SABOTAGES, Case, Search
+from studies.masking_search import CASES, LONG, SABOTAGES, Case, Search
 
 from veilstream.errors import PrivacyError, ProtocolError, VeilstreamError
 from veilstream.federation.masking import shares
@@ -461,12 +461,59 @@ def test_no_state_that_can_be_reached_shows_more_than_one_sum_a_round(case):
     assert found.opened > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(CASES))
-def test_no_state_of_the_long_cases_shows_more_than_one_sum_a_round(name):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if "colluding" in name else pytest.mark.all) for name in CASES]
+)
+def test_no_state_of_two_rounds_with_two_attempts_shows_more_than_one_sum_a_round(name):
     found = Search(CASES[name]).run()
     assert (found.wrong, found.complete) == (None, True)
     assert found.done > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(LONG))
+def test_no_state_of_the_long_cases_shows_more_than_one_sum_a_round(name):
+    found = Search(LONG[name]).run()
+    assert (found.wrong, found.complete) == (None, True)
+
+
+def outcomes(search: Search) -> tuple[set[object], int]:
+    """All that a server can come to know, up to names; and from how many states."""
+    known, waiting = {search.as_one(search.start())}, [search.start()]
+    found: set[object] = set()
+    while waiting:
+        for state in search.after(waiting.pop()):
+            if (form := search.as_one(state)) in known:
+                continue
+            known.add(form)
+            waiting.append(state)
+            sums = [search.known_sums(seen) for seen in state.seen]
+            found.add(
+                min(
+                    tuple(
+                        tuple(sorted(tuple(sorted((order[k], *sorted(held)) for k, held in e.items())) for e in each))
+                        for each in sums
+                    )
+                    for order in itertools.permutations(range(search.case.loyal))
+                )
+            )
+    return found, len(known)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case(Rules(3, 1, 0), 0, 2, 1, eager=True), marks=pytest.mark.all, id="two rounds"),
+        pytest.param(Case(Rules(3, 2, 1), 1, 2, 2, eager=True), id="one colludes"),
+        pytest.param(Case(Rules(3, 2, 1), 1, 1, 2, eager=True, two_steps=True), id="in two steps"),
+    ],
+)
+def test_a_reduced_search_finds_all_that_a_whole_one_finds(case):
+    few, states = outcomes(Search(case, reduced=True))
+    every, all_states = outcomes(Search(case, reduced=False))
+    assert few == every
+    assert len(few) > 1
+    assert states < all_states
 
 
 class LyingServer(RuleBasedStateMachine):

@@ -38,7 +38,8 @@ class ArrivingClients(LearnerEpochs):
         """Take one client as a step of its own: clip, add noise, step, store, forget the data, answer.
 
         A client who was taken before is answered and not used (or used again, as far as the plan's
-        participation goes). A record that is not admitted, or whose gradient fails, counts as a zero
+        participation goes). With `privacy.window` the record waits, stored and encrypted, and is used in the next
+        window, at a step that nobody is told. A record that is not admitted, or whose gradient fails, counts as a zero
         gradient. Spellings of a text tag are one client (`veilstream.records.client_names`). Where a
         step has several clients, give them together to `observe_many`.
 

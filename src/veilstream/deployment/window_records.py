@@ -160,7 +160,7 @@ class WindowRecords:
             full,
             "" if self.taking else "; nobody is taken any more, since no window follows",
         )
-        if self._now and due < 0.5 * full:
+        if 0 < due < 0.5 * full:
             _log.warning(
                 "a step has %.3g people on average, and its sum is divided by clients_per_step, which everyone agreed "
                 "on: the model moves %.2g times as far as it was tuned for",

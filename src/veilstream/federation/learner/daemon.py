@@ -225,6 +225,13 @@ class Daemon:
             waits_s = self._source.window_s + SEAL_S if isinstance(self._source, WaitingSource) else 0.0
             self._replies = secret_order_replies(self.learner.round_work_s(), waits_s)
             self._replies_by_source = False
+            if (deadline_s := self.learner.plan.federation.deadline_s) <= self._replies.after_s:
+                _log.warning(
+                    "federation.deadline_s = %g: the server waits no longer for this learner, which replies after %g "
+                    "s, so its rounds may come too late: give it more",
+                    deadline_s,
+                    self._replies.after_s,
+                )
 
     def file_has_ended(self) -> bool:
         """Whether a table has too few records for another round; False during a round."""

@@ -267,6 +267,8 @@ class LocalAccount:
 
     def _notices(self) -> list[str]:
         notices = [self.pause] if self.pause else []
+        if not self._learner.over and not self._learner.takes_clients:
+            notices.append("the last window takes nobody: those who come now can take part from the next epoch on")
         if self.counts.metrics_failed:
             notices.append(
                 f"telemetry: the task failed on {self.counts.metrics_failed} of {self.counts.used} clients, who count "
