@@ -93,7 +93,7 @@ class Group:
         return answer
 
     def share(self, k: int, asked=None) -> bytes:
-        asked = self.server.share_request(k) if asked is None else asked
+        asked = self.server.share_request() if asked is None else asked
         state, answer = self.learners[k].share(asked.what, asked.agreed)
         self.learners[k].keep(state)
         return answer
@@ -300,7 +300,7 @@ def test_an_old_opening_is_not_given_again():
     what = named(group)
     for k in range(4):
         group.server.take_signed(k, group.sign(k, what))
-    asked = group.server.share_request(3)
+    asked = group.server.share_request()
     for k in range(3):
         group.server.take_shares(k, group.share(k))
     certificate = group.server.open().certificate
@@ -451,8 +451,13 @@ def test_the_search_finds_what_is_broken_on_purpose(name):
 
 @pytest.mark.parametrize(
     "case",
-    [Case(Rules(3, 2, 0), 0, 1, 1), Case(Rules(3, 2, 1), 1, 2, 2, eager=True)],
-    ids=["all honest", "one colludes"],
+    [
+        Case(Rules(3, 2, 0), 0, 1, 1),
+        Case(Rules(3, 2, 1), 1, 2, 2, eager=True),
+        Case(Rules(3, 2, 0), 0, 1, 1, two_steps=True),
+        Case(Rules(3, 2, 1), 1, 2, 2, eager=True, two_steps=True),
+    ],
+    ids=["all honest", "one colludes", "all honest, two steps", "one colludes, two steps"],
 )
 def test_no_state_that_can_be_reached_shows_more_than_one_sum_a_round(case):
     found = Search(case).run()

@@ -100,6 +100,7 @@ class MaskingServer:
         graph = mask_graph(len(keys.offers), rules.colluding)
         self.links = Links(len(keys.offers), graph, drawn(keys, told) if graph else b"")
         self.rules, self.keys, self.dim = replace(rules, links=self.links), keys, dim
+        self.places = {name: place for place, name in enumerate(keys.names)}
         self._identities = [identities[name] for name in keys.names]
         self._digest = keys.digest()
         self.round = 0
@@ -193,8 +194,8 @@ class MaskingServer:
         shares, seeds = _pieces(content[:first], SHARE_BYTES), _pieces(content[first:], SEED_BYTES)
         self._try.sealed[sender] = dict(zip(holders, shares, strict=True)), dict(zip(outside, seeds, strict=True))
 
-    def share_request(self, holder: int, opened: tuple[OpenCertificate, ...] = ()) -> ShareRequest:
-        """What a learner is asked to agree on; with what t have signed, where they must before it tells pads."""
+    def share_request(self, opened: tuple[OpenCertificate, ...] = ()) -> ShareRequest:
+        """What learners are asked to agree on; with what t have signed, where they must before it tells pads."""
         pads_now = self.rules.two_steps and self.agreed
         return ShareRequest(opened, self._named(), self._certificate().signatures if pads_now else None)
 
@@ -205,8 +206,9 @@ class MaskingServer:
         held = sorted(what.members & set(self.links.holders(sender)))
         if len(pads) != SHARE_BYTES * len(held) and (len(pads) or not self.rules.two_steps):
             raise malformed("an opening")
-        self._check(sender, signature, what.open_content())
-        self._try.openings[sender] = signature
+        if self._try.openings.get(sender) != signature:
+            self._check(sender, signature, what.open_content())
+            self._try.openings[sender] = signature
         if pads or not held:
             self._try.told.add(sender)
             for member, pad in zip(held, _pieces(pads, SHARE_BYTES), strict=True):

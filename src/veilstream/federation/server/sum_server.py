@@ -61,7 +61,7 @@ class SumServer(Server):
         self._opened_already: set[str] = set()
         self._late: dict[str, dict[str, int]] = {}
         """By learner: what it was asked in one of the last rounds, and which; its answer changes nothing any more."""
-        self._shared_body: tuple[tuple[int, ...], bytes, str, int | None] | None = None
+        self._shared_body: tuple[tuple[object, ...], bytes, str, int | None] | None = None
         self._told: dict[str, bytes] = {}
         """By learner: its part of the draw of the list's graph."""
         self._listed: KeyList | None = None
@@ -152,10 +152,9 @@ class SumServer(Server):
     def _place_of(self, name: str) -> int | None:
         """Its place in the list of keys; None where it is not in it, or has begun another epoch since."""
         assert self.masks is not None
-        keys = self.masks.keys
-        if name not in keys.names:
+        keys, place = self.masks.keys, self.masks.places.get(name)
+        if place is None:
             return None
-        place = keys.names.index(name)
         if keys.offers[place].epoch != self.fold.seats[name].epoch:
             self.elsewhere[name] += 1
             return None
@@ -187,26 +186,30 @@ class SumServer(Server):
         if kind == "key" or masks is None:
             return b"", body_hash(b""), None
         opened = self._proofs(name)
+        about = (kind, self.stage, masks.at.round, masks.at.attempt, *(c.opened.at.round for c in opened))
+        if self._shared_body is None or self._shared_body[0] != about:  # most learners are sent the same bytes
+            published = self._round()[3] if kind == "mask" else None
+            packed = self._packed(kind, opened)
+            self._shared_body = about, packed, body_hash(packed), published
+        return self._shared_body[1:]
+
+    def _packed(self, kind: str, opened: tuple[OpenCertificate, ...]) -> bytes:
+        masks = self.masks
+        assert masks is not None
         if kind == "mask":
-            about = (*(c.opened.at.round for c in opened), masks.at.round, masks.at.attempt)
-            if self._shared_body is None or self._shared_body[0] != about:  # most learners are sent the same bytes
-                _, model, _, published = self._round()
-                packed = MaskRequest(masks.at, opened, masks.proof, model).pack()
-                self._shared_body = about, packed, body_hash(packed), published
-            return self._shared_body[1:]
+            return MaskRequest(masks.at, opened, masks.proof, self._round()[1]).pack()
         if kind == "void":
-            body = VoidRequest(masks.at, opened, masks.proof).pack()
-        elif kind == "set":
-            body = masks.name().pack()
-        else:
-            place = self._place_of(name)
-            assert place is not None
-            body = masks.share_request(place, opened).pack()
-        return body, body_hash(body), None
+            return VoidRequest(masks.at, opened, masks.proof).pack()
+        return masks.name().pack() if kind == "set" else masks.share_request(opened).pack()
 
     def _proofs(self, name: str) -> tuple[OpenCertificate, ...]:
-        """Certificates that this learner may lack: of the last round, and of one whose outcome it waits for."""
+        """Certificates that this learner may lack: of the last round, and of one whose outcome it waits for.
+
+        None where it has masked in this round, which takes them.
+        """
         assert self.masks is not None
+        if self._last_masked.get(name) == self.masks.round:
+            return ()
         known = self.masks.certificates
         wanted = sorted({self._last_masked.get(name, self.masks.round - 1), self.masks.round - 1})
         return tuple(known[r] for r in wanted if r in known)
