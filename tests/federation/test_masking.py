@@ -218,6 +218,26 @@ def test_what_a_server_keeps_is_enough_to_go_on():
     assert np.array_equal(group.server.open().total, expected)
 
 
+def test_no_seal_is_needed_again_once_the_server_has_kept_it():
+    group = Group()
+    for k in range(4):
+        group.server.take_masked(k, group.mask(k))
+    what = group.server.name()
+    for k in range(3):
+        group.server.take_signed(k, group.sign(k, what))
+    parts = [group.server.pack()]
+    group.server.take_signed(3, group.sign(3, what))
+    parts.append(group.server.pack())
+    expected = sum(group.increment(k) for k in range(4))
+    told = [group.share(k) for k in range(3)]
+    for kept, whole in zip(parts, (False, True), strict=True):
+        server = MaskingServer.unpack(kept, RULES, group.identities, DIM)
+        for k in range(3):
+            server.take_shares(k, told[k])
+        assert server.can_open is whole
+    assert np.array_equal(server.open().total, expected)
+
+
 def test_wrong_shares_are_found_and_left_out():
     group = Group(Rules(5, 2, 0))
     for k in range(5):

@@ -1,7 +1,7 @@
 """The server's side: masked messages in, one opened sum a round out.
 
-No clock, file or socket. `MaskingServer.pack` is all that must be durable: before a set's signatures are asked for
-(`name`), and before the next round's messages are (`opened`).
+No clock, file or socket. `MaskingServer.pack` is all that must be durable: before anybody is asked to seal for a set
+(`name`), before anybody is asked to agree on it (`all_signed`), and before the next round's messages are asked for.
 """
 
 from __future__ import annotations
@@ -156,9 +156,10 @@ class MaskingServer:
 
     @property
     def can_open(self) -> bool:
-        """Whether enough have agreed, and told pads."""
+        """Whether all have sealed, enough have agreed, and told pads."""
         need, pads = self.rules.shares_needed, self._try.pads
-        return self.agreed and all(len(pads.get(member, ())) >= need for member in self._named().members)
+        whole = self.agreed and self.all_signed
+        return whole and all(len(pads.get(member, ())) >= need for member in self._named().members)
 
     def enough(self, members: frozenset[int]) -> bool:
         """Whether honest learners agree on a set of these."""
@@ -317,7 +318,9 @@ class MaskingServer:
             "attempt": self.at.attempt,
             "proof": None if self.proof is None else self.proof.pack().hex(),
             "commitments": {str(k): v.hex() for k, v in now.commitments.items()} if named else {},
+            "sealed": sorted(now.sealed),
         }
+        sealed = [b"".join([*now.sealed[k][0].values(), *now.sealed[k][1].values()]) for k in sorted(now.sealed)]
         last = self.certificates.get(self.round - 1)
         return pack_parts(
             [
@@ -325,6 +328,7 @@ class MaskingServer:
                 json.dumps(about).encode(),
                 b"" if last is None else last.pack(),
                 now.total.astype("<u8").tobytes() if named else b"",
+                pack_parts(sealed),
             ]
         )
 
@@ -332,8 +336,8 @@ class MaskingServer:
     def unpack(
         cls, content: bytes, rules: Rules, identities: Mapping[str, bytes], dim: int, told: Sequence[bytes] = ()
     ) -> MaskingServer:
-        """As it was packed; shares, agreement and pads are asked for again."""
-        keys, about, last, total = unpack_parts(content, 4)
+        """As it was packed; agreement and pads are asked for again, and what was not sealed by then."""
+        keys, about, last, total, sealed = unpack_parts(content, 5)
         server, stored = cls(rules, KeyList.unpack(keys), identities, dim, told), json.loads(bytes(about))
         server.round, server.core = stored["round"], frozenset(stored["core"])
         server.proof = None if stored["proof"] is None else VoidCertificate.unpack(bytes.fromhex(stored["proof"]))
@@ -346,6 +350,8 @@ class MaskingServer:
             now = server._try
             now.total, now.commitments = np.frombuffer(total, "<u8").astype(np.uint64), commitments
             server.name()
+            for member, part in zip(stored["sealed"], unpack_parts(sealed, len(stored["sealed"])), strict=True):
+                server.take_signed(member, part)
         return server
 
 

@@ -143,8 +143,11 @@ class SumServer(Server):
         if stage == "mask":
             return None if place in masks.masked else "mask"
         assert masks.named is not None
+        unsealed = place in masks.named.members - masks.signed
         if stage == "set":
-            return "set" if place in masks.named.members - masks.signed else None
+            return "set" if unsealed else None
+        if unsealed and (stage != "void" or masks.openers or self._opened_already):
+            return "set"  # others have agreed: what it sealed is needed, and its void of no use
         if stage in ("open", "tell") or name in self._opened_already:
             return None if place in masks.openers else "open"
         return None if place in masks.voided else "void"
@@ -369,6 +372,7 @@ class SumServer(Server):
         if masks is None or masks.named is None:
             return None
         if self.stage == "set" and masks.all_signed:
+            self._files.keep_masks(masks.pack())  # once somebody agrees, nobody may be asked to seal again in vain
             self._go_to("open")
         if self.stage in ("open", "void") and masks.rules.two_steps and masks.agreed:
             self._go_to("tell")
