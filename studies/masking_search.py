@@ -502,7 +502,7 @@ def _forgets_core(now: Standing, rules: Rules, r: int, a: int, core: Set, member
 SABOTAGES: dict[str, Case] = {
     "a threshold that is too low": Case(LowThreshold(3, 1, 0), 0, 1, 1),
     "shares after a void": Case(
-        Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_after_void, may_reduce=False), eager=True
+        Rules(3, 2, 1), 1, 1, 2, Conduct(share=_shares_after_void, may_reduce=False), eager=True
     ),
     "shares for two sets": Case(
         Rules(3, 2, 0), 0, 1, 2, Conduct(share=_shares_twice, mask=_masks_without_proof), eager=True
@@ -511,7 +511,7 @@ SABOTAGES: dict[str, Case] = {
     "pads before enough agree": Case(
         Rules(3, 2, 0), 0, 1, 2, Conduct(tell=_tells_alone, may_reduce=False), eager=True, two_steps=True
     ),
-    "attempts without proof of void": Case(Rules(3, 2, 0), 0, 1, 2, Conduct(mask=_masks_without_proof), eager=True),
+    "attempts without proof of void": Case(Rules(3, 2, 1), 1, 1, 2, Conduct(mask=_masks_without_proof), eager=True),
     "nothing is durable": Case(Rules(3, 2, 0), 0, 1, 1, Conduct(remembers=False, may_reduce=False), eager=True),
     "the core is forgotten": Case(Rules(3, 2, 0), 0, 2, 1, Conduct(moved_on=_forgets_core), eager=True),
 }

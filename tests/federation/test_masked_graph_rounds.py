@@ -13,6 +13,8 @@ from tests.federation.test_masked_rounds import members, run, sum_plan
 from tests.federation.test_masking_graph import MANY, small
 from tests.support.federation import World
 from veilstream.deployment.ledger.inspect import verify
+from veilstream.errors import InputError
+from veilstream.federation.keys.identity import ServerKeys
 from veilstream.federation.masking import learner_side, server_side
 from veilstream.federation.masking.learner_side import MaskingLearner
 from veilstream.federation.masking.requests import KeysRequest, ShareRequest
@@ -21,6 +23,9 @@ from veilstream.federation.masking.statements import SetOfRound, Signatures
 from veilstream.federation.server import sum_coordinator, sum_server
 from veilstream.federation.server.masking_files import MaskingFiles
 from veilstream.mask_graph import MaskGraph
+from veilstream.reports import opened_sums
+from veilstream.reports.statement import make_statement
+from veilstream.runs.folder import Run
 
 NAMES = tuple(f"n{k:02d}" for k in range(MANY))
 
@@ -106,6 +111,18 @@ def test_a_server_that_is_killed_before_the_draw_asks_for_the_same_list(tmp_path
                 files.masks(), server.rules, server._identities, server.terms.release_dim, kept.told
             ).links._order
         )
+
+
+def test_a_statement_verifies_the_draw_of_the_graph(tmp_path, monkeypatch):
+    monkeypatch.setattr(opened_sums, "mask_graph", small)
+    with World(tmp_path, plan(2), NAMES).start_all() as world:
+        assert run(world).finished
+    keys, files = ServerKeys.load(tmp_path / "keys/server"), MaskingFiles(tmp_path / "run")
+    assert "2 of 2 certificates are verified" in " ".join(make_statement(Run(tmp_path / "run"), keys).text.split())
+    kept = files.keys()
+    files.keep_keys(replace(kept, told=(*kept.told[:-1], bytes(32))))
+    with pytest.raises(InputError, match="did not commit"):
+        make_statement(Run(tmp_path / "run"), keys)
 
 
 def test_a_learner_tells_no_pads_to_a_server_that_shows_no_agreement(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ from veilstream.federation.keys.new_keys import make_keys
 from veilstream.federation.keys.peers import PeerCertificates, own_certificate
 from veilstream.federation.masking.learner_side import MASKED_HEADER_BYTES
 from veilstream.federation.masking.requests import KeysRequest, MaskRequest, run_on_terms
+from veilstream.federation.masking.server_side import MaskingServer
 from veilstream.federation.masking.statements import Attempt, KeyList, KeyOffer, unpack_parts
 from veilstream.federation.protocol.messages import Reply, Request, body_hash
 from veilstream.federation.server import sum_coordinator
+from veilstream.federation.server.masking_files import MaskingFiles
 from veilstream.plans.data_source import open_file
 
 NAMES = ("a", "b", "c", "d")
@@ -75,6 +78,51 @@ def test_a_learner_that_never_signs_is_left_out_by_another_attempt(tmp_path, qui
         twisted(world, "d", lambda request, reply: None if request.round == 1 and request.kind == "mask" else reply)
         server.go(world.transport())
         assert members(world) == [set(NAMES), {"a", "b", "c"}]
+
+
+class Killed(BaseException):
+    """In the middle of a round."""
+
+
+def killed_when_all_have_agreed(world, monkeypatch) -> None:
+    """The server dies in round 1, after every learner has agreed and before the sum is opened."""
+
+    def die(self):
+        if self.round == 1:
+            raise Killed
+        return opens(self)
+
+    opens = MaskingServer.open
+    server = world.coordinator()
+    with monkeypatch.context() as patch:
+        patch.setattr(MaskingServer, "open", die)
+        with pytest.raises(Killed):
+            server.go(world.transport())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_server_killed_when_learners_had_agreed_needs_nobody_to_seal_again(tmp_path, quick, monkeypatch, kept):
+    """One of the set is away for good; without what it had sealed the server waits, and goes on when it is back."""
+    with World(tmp_path, four(3), NAMES).start_all() as world:
+        if not kept:
+            keep = MaskingFiles.keep_masks
+
+            def only_the_set(files, content):
+                if not unpack_parts(content, 5)[4].nbytes:
+                    keep(files, content)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(MaskingFiles, "keep_masks", only_the_set)
+                killed_when_all_have_agreed(world, monkeypatch)
+            away = time.monotonic() + 2.0
+            twisted(world, "d", lambda request, reply: None if time.monotonic() < away else reply)
+        else:
+            killed_when_all_have_agreed(world, monkeypatch)
+            twisted(world, "d", lambda request, reply: None if request.round == 1 else reply)
+        server = world.coordinator()
+        server.go(world.transport())
+        assert server.finished
+        assert members(world) == [set(NAMES)] * 3
 
 
 def test_a_learner_that_masks_wrongly_costs_its_round_and_never_the_model(tmp_path, quick):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
-from tests.support.federation import DIM, World, plan_of, seeds_by_name
+from tests.support.federation import DIM, Plain, World, plan_of, seeds_by_name
 from veilstream.deployment import terms
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.errors import InputError, ProtocolError
+from veilstream.federation.learner.site import Site
+from veilstream.federation.loopback import Loopback
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.masking_files import MaskingFiles
 
@@ -121,3 +125,41 @@ def test_sums_of_learners_whose_records_arrive_and_are_used_in_the_next_window(t
     assert all(verify(world.store(name)).clients == 4 * 2 for name in "abc")
     assert [len(each) for each in members(world)] == [3] * 6
     assert np.linalg.norm(server.fold.x) > 0.0
+
+
+class _Slow(Loopback):
+    """One learner's shares always come when the round is over."""
+
+    def _ask(self, node: str, request: bytes) -> None:
+        if node == "c" and b'"open"' in request[:2000]:
+            time.sleep(0.2)
+        super()._ask(node, request)
+
+
+def test_an_answer_that_comes_after_enough_others_is_no_old_message(tmp_path):
+    with World(tmp_path, sum_plan(5)).start_all() as world:
+        server = world.coordinator()
+        server.go(_Slow(world.handlers))
+        assert server.finished
+        assert not [note for note in world.notes if "nothing that was asked" in note]
+
+
+def test_both_sides_say_how_many_were_part_of_every_sum(tmp_path):
+    with World(tmp_path, sum_plan(6)).start_all() as world:
+        server, transport = world.coordinator(), world.transport()
+        assert server.core is None
+        server.go(transport, until=2)
+        assert server.core == (3, 2)
+        world.stop("c")
+        server.go(transport, until=4)
+        world.start("c")
+        server.go(transport, until=6)
+        assert server.core == (2, 2)
+        assert world.daemons["a"].site.core in ((2, 2), (3, 2))  # by what it has proof of
+
+
+def test_a_site_in_python_refuses_before_it_makes_a_store(tmp_path):
+    store = tmp_path / "store.db"
+    with pytest.raises(InputError, match=r"privacy\.trust"):
+        Site.open(sum_plan(), store, "plan:0", name="a", create=True, task=Plain())
+    assert not store.exists()

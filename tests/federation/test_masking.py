@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from scipy import stats
 from studies.masking_search import CASES, LONG, SABOTAGES, Case, Search
 
 from veilstream.errors import PrivacyError, ProtocolError, VeilstreamError
-from veilstream.federation.masking import shares
+from veilstream.federation.masking import server_side, shares
 from veilstream.federation.masking.learner_side import LearnerState, MaskedMessage, MaskingLearner
 from veilstream.federation.masking.masks import add_mask, as_units, as_words
 from veilstream.federation.masking.rules import Rules
@@ -92,7 +93,7 @@ class Group:
         return answer
 
     def share(self, k: int, asked=None) -> bytes:
-        asked = self.server.share_request(k) if asked is None else asked
+        asked = self.server.share_request() if asked is None else asked
         state, answer = self.learners[k].share(asked.what, asked.agreed)
         self.learners[k].keep(state)
         return answer
@@ -217,6 +218,26 @@ def test_what_a_server_keeps_is_enough_to_go_on():
     assert np.array_equal(group.server.open().total, expected)
 
 
+def test_no_seal_is_needed_again_once_the_server_has_kept_it():
+    group = Group()
+    for k in range(4):
+        group.server.take_masked(k, group.mask(k))
+    what = group.server.name()
+    for k in range(3):
+        group.server.take_signed(k, group.sign(k, what))
+    parts = [group.server.pack()]
+    group.server.take_signed(3, group.sign(3, what))
+    parts.append(group.server.pack())
+    expected = sum(group.increment(k) for k in range(4))
+    told = [group.share(k) for k in range(3)]
+    for kept, whole in zip(parts, (False, True), strict=True):
+        server = MaskingServer.unpack(kept, RULES, group.identities, DIM)
+        for k in range(3):
+            server.take_shares(k, told[k])
+        assert server.can_open is whole
+    assert np.array_equal(server.open().total, expected)
+
+
 def test_wrong_shares_are_found_and_left_out():
     group = Group(Rules(5, 2, 0))
     for k in range(5):
@@ -232,6 +253,10 @@ def test_wrong_shares_are_found_and_left_out():
         group.server.take_shares(k, bytes(answer))
     with pytest.raises(CannotUnmask):
         group.server.open()
+    tried: list[object] = []
+    with patch.object(server_side, "combine", lambda *asked: tried.append(asked)), pytest.raises(CannotUnmask):
+        group.server.open()  # as each poll asks, while nothing new has come
+    assert not tried
     group.server.take_shares(3, group.share(3))
     assert np.array_equal(group.server.open().total, expected)
 
@@ -295,7 +320,7 @@ def test_an_old_opening_is_not_given_again():
     what = named(group)
     for k in range(4):
         group.server.take_signed(k, group.sign(k, what))
-    asked = group.server.share_request(3)
+    asked = group.server.share_request()
     for k in range(3):
         group.server.take_shares(k, group.share(k))
     certificate = group.server.open().certificate
@@ -446,8 +471,13 @@ def test_the_search_finds_what_is_broken_on_purpose(name):
 
 @pytest.mark.parametrize(
     "case",
-    [Case(Rules(3, 2, 0), 0, 1, 1), Case(Rules(3, 2, 1), 1, 2, 2, eager=True)],
-    ids=["all honest", "one colludes"],
+    [
+        Case(Rules(3, 2, 0), 0, 1, 1),
+        Case(Rules(3, 2, 1), 1, 2, 2, eager=True),
+        Case(Rules(3, 2, 0), 0, 1, 1, two_steps=True),
+        Case(Rules(3, 2, 1), 1, 2, 2, eager=True, two_steps=True),
+    ],
+    ids=["all honest", "one colludes", "all honest, two steps", "one colludes, two steps"],
 )
 def test_no_state_that_can_be_reached_shows_more_than_one_sum_a_round(case):
     found = Search(case).run()

@@ -15,6 +15,7 @@ from veilstream.deployment.simulated_learner import SimulatedLearner
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.plans.prepare import prepare
+from veilstream.privacy.guarantee import SumTrust
 from veilstream.simulation.attendance import Attendance
 from veilstream.simulation.engine import Simulation
 from veilstream.simulation.noise_source import OwnPaceNoise, learner_noise_seed
@@ -189,3 +190,24 @@ def test_the_study_in_small(tmp_path):
     assert "| 0.5 | 0.5 | constant, step raised |" in dropouts.table(found)
     dropouts.draw(found, 100, tmp_path / "dropouts.png")
     assert (tmp_path / "dropouts.png").stat().st_size > 10_000
+
+
+def test_rounds_in_which_only_sums_are_seen_wait_for_the_last_of_the_core():
+    """As a server does, which names no set without them: properties of every round, for three seeds."""
+    trust = SumTrust(learners=8, honest=3, colluding=1)
+    alone = Attendance(learners=8, rounds=60, missing=0.4)
+    there = dataclasses.replace(alone, trust=trust)
+    for seed in range(3):
+        here, drawn = there.taking_part([seed], 0, 60)[:, 0], alone.taking_part([seed], 0, 60)[:, 0]
+        core = np.logical_and.accumulate(here, axis=0).sum(axis=1)
+        assert core.min() == 4
+        assert here.sum(axis=1).min() >= (8 + 1) // 2 + 1
+        assert (here >= drawn).all()  # nobody is sent away
+        assert (here != drawn).any()
+        assert np.array_equal(there.taking_part([seed], 7, 9)[:, 0], here[7:16])
+
+
+def test_a_run_whose_core_leaves_for_good_is_over_in_simulation_too():
+    trust = SumTrust(learners=6, honest=5)
+    with pytest.raises(InputError, match=r"over at round \d+"):
+        Attendance(learners=6, rounds=30, missing=0.0, leaving=0.5, trust=trust).taking_part([0], 0, 30)

@@ -261,7 +261,7 @@ class _Run:
         masks.name()
         self._seal(members)
         for k in members:
-            masks.take_shares(k, sites[k].ask("open", masks.share_request(k, self._proofs(k)).pack()))
+            masks.take_shares(k, sites[k].ask("open", masks.share_request(self._proofs(k)).pack()))
         self._strip(masks.outside_seeds())
         opened = masks.open()
         self.unlike += not np.array_equal(sum(increments.values()), opened.total)

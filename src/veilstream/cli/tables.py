@@ -149,7 +149,11 @@ def _graph(trust: SumTrust) -> str:
     if graph is None:
         return ""
     failure = trust.graph_failure
-    fails = f"; that it does not keep sums together has probability {failure:.1g}, counted in delta" if failure else ""
+    fails = (
+        f"; that it does not keep sums together has probability {failure:.1g} at most, counted in delta"
+        if failure
+        else ""
+    )
     return (
         f" Each learner shares masks with {graph.degree} others, in a graph that all draw{fails}. Rounds need "
         f"{graph.least_set} learners."

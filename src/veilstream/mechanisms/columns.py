@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 DENSE_COLUMNS = 4096
 """The longest horizon for which columns are kept whole; longer ones need bands."""
 _ROUNDING = 2e-6  # the largest part of a column that can come from float32 blocks
+_LITTLE = 1e-7  # part of a column, less than float32 blocks may differ by
 _UNIT = 2.0**-30  # entries are whole multiples, so that machines agree on them
 _SHORT = 512  # up to so many steps columns are kept whole
 _FEW = 128  # up to so many steps a band saves no time
@@ -70,6 +71,17 @@ class Columns:
         shape = repr(self.entries.shape).encode()
         return hashlib.sha256(shape + np.ascontiguousarray(self.entries, "<f8").tobytes()).hexdigest()
 
+    def trimmed(self) -> tuple[Columns, float]:
+        """Without what rounding left beyond a band, where that is little, and the norm of the most that is cut off."""
+        largest = self.entries.max(axis=0)
+        reach = 1 + int(np.flatnonzero(largest > _ROUNDING * largest.max())[-1])
+        cut = float(np.sqrt((self.entries[:, reach:] ** 2).sum(axis=1).max()))
+        if reach == self.reach or cut > _LITTLE * float(largest.max()):
+            return self, 0.0
+        kept = self.entries.copy()
+        kept[:, reach:] = 0.0
+        return Columns(kept), cut
+
     def add(self, draws: Floats, chosen: NDArray[np.int64], times: float) -> None:
         """Add ``times`` the chosen column to each row of ``draws``, in place."""
         width, T = self.entries.shape[1], self.count
@@ -83,7 +95,7 @@ class Columns:
 
     def products(self, draws: Floats) -> Floats:
         """⟨c_j, x⟩ for each row x of ``draws`` and every j."""
-        width, T = self._reach, self.count
+        width, T = self.reach, self.count
         if 2 * width > T or T <= _FEW:
             return draws @ self._whole
         if width == 1:
@@ -94,8 +106,8 @@ class Columns:
         return found
 
     @cached_property
-    def _reach(self) -> int:
-        """Entries of a column up to its last that is not zero, at most."""
+    def reach(self) -> int:
+        """Entries of a column up to its last that is not zero, at most: so many steps apart, columns do not overlap."""
         return 1 + int(np.flatnonzero(self.entries.any(axis=0))[-1])
 
     @cached_property
@@ -105,7 +117,7 @@ class Columns:
     @cached_property
     def _parts(self) -> list[tuple[int, Floats]]:
         """C in pieces of some columns each, with the rows that these reach."""
-        width, T = self._reach, self.count
+        width, T = self.reach, self.count
         length = max(width, 64)
         cuts = range(0, T, length)
         return [(first, self._dense(first, min(first + length, T), min(first + length + width, T))) for first in cuts]

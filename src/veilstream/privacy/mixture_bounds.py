@@ -42,7 +42,8 @@ Floats = NDArray[np.float64]
 Chosen = NDArray[np.int64]
 
 _AT_ONCE = 500_000  # numbers of a piece, which has a generator of its own
-_IN_CACHE = 65_536  # numbers that are worked on together
+_IN_CACHE = 65_536  # numbers that are worked on together,
+_LEAST_ROWS = 64  # and as many draws at least
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ def draws_upwards(
         columns.add(x, chosen, 1.0 + tilt)
         a = columns.products(x)
         a /= s * s
-        ratio = _log_mean_exp(a - n)
+        ratio = log_mean_exp(a - n)
         if tilt == 0.0:
             return ratio, -ratio
         a *= 1.0 + tilt
         a -= (1.0 + tilt) ** 2 * n
-        return ratio, -_log_mean_exp(a)
+        return ratio, -log_mean_exp(a)
 
-    return _draws(choose, some, s, T, count, seed, tick)
+    return in_pieces(choose, some, s, T, count, seed, tick)
 
 
 def draws_downwards(
@@ -109,12 +110,12 @@ def draws_downwards(
         a = columns.products(x)
         a /= s * s
         a -= n
-        return _log_mean_exp(a), weight
+        return log_mean_exp(a), weight
 
-    return _draws(choose, some, s, T, count, seed, tick)
+    return in_pieces(choose, some, s, T, count, seed, tick)
 
 
-def _draws(
+def in_pieces(
     choose: Callable[[int, np.random.Generator], Chosen],
     some: Callable[[Floats, Chosen], tuple[Floats, Floats]],
     s: float,
@@ -131,7 +132,7 @@ def _draws(
     def piece(number: int) -> int:
         rng = np.random.default_rng([*seed, number])
         chosen = choose(sizes[number], rng)
-        rows = max(1, _IN_CACHE // width)
+        rows = max(_LEAST_ROWS, _IN_CACHE // width)
         for first in range(0, len(chosen), rows):
             own = chosen[first : first + rows]
             x = rng.standard_normal((len(own), width))
@@ -220,7 +221,8 @@ def _parts_of(short: Floats, log_whole: Floats) -> Floats:
     return values
 
 
-def _log_mean_exp(a: Floats) -> Floats:
+def log_mean_exp(a: Floats) -> Floats:
+    """Of each row."""
     top = a.max(axis=1)
     found: Floats = top + np.log(np.exp(a - top[:, None]).mean(axis=1))
     return found

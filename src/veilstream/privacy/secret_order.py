@@ -33,8 +33,8 @@ secret being as good as independent uniform choices.
 
 **Numbers.** δ of the pair is bounded by sampling (`privacy.mixture_bounds`): noise is chosen by one sample and then
 certified by fresh ones, whose probability of failure, over all that are looked at, is charged to δ. The seed
-follows from the request, so everybody finds the same. For δ far below 1e-6 the bound's own room makes noise larger
-than the pair needs.
+follows from the request, so everybody finds the same. For δ < 1e-4, where several
+columns are likelier than one to reach e^ε, draws raise columns together (`privacy.raised_columns`).
 
 **Arithmetic.** What a program really releases is a Gaussian shift of at most μ_a away from C·G + Z, given the record's
 step (`privacy.noise_law`), and mixing keeps that: δ of real P against ideal P is at most the Gaussian's. Real to ideal,
@@ -50,6 +50,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -71,6 +72,7 @@ from veilstream.privacy.mixture_bounds import (
     tightest_tilt_downwards,
     tightest_tilt_upwards,
 )
+from veilstream.privacy.raised_columns import Raised
 from veilstream.progress import progress
 
 _FAILURE = 1e-9
@@ -79,6 +81,8 @@ _ROUGH_WORK = 1_500_000  # numbers drawn to look at one noise where mechanisms a
 _ATTEMPTS = 12
 _PARTS_OF_EPSILON = tuple(np.linspace(0.1, 0.9, 33).tolist())  # for the first hop
 _PARTS_OF_TILT = (0.0, 0.5, 1.0, 1.5)
+_TOGETHER = 2.0  # in place of a part: columns are raised together
+_SMALL = 1e-4  # δ: below it columns may be raised together
 _DIGITS = 11  # binary, of a noise: a bit more than asked, and the same on every machine
 
 
@@ -96,7 +100,9 @@ class _Method:
     @classmethod
     def of(cls, steps: int, delta: float) -> _Method:
         """The first one where it is as good, to half a percent: runs with its noise are published."""
-        return _FIRST if steps <= 128 and delta >= 1e-4 else _SECOND
+        if delta < _SMALL:
+            return _THIRD
+        return _FIRST if steps <= 128 else _SECOND
 
     def draws(self, steps: int) -> int:
         return int(np.clip(self.work // steps, 10_000, self.most_draws))
@@ -104,6 +110,7 @@ class _Method:
 
 _FIRST = _Method(1, 1_500_000, 20_000, 200_000_000, 1_000_000, plain=True)
 _SECOND = _Method(2, 3_000_000, 100_000, 800_000_000, 8_000_000, plain=False)
+_THIRD = _Method(3, 3_000_000, 100_000, 200_000_000, 2_000_000, plain=False)
 
 
 @dataclass(frozen=True)
@@ -114,12 +121,15 @@ class SecretNoise:
     steps: SecretSteps
 
 
-def spread_columns(mechanism: Factorization, window: int | None) -> tuple[Columns, float]:
+def spread_columns(mechanism: Factorization, window: int | None, delta: float = 1.0) -> tuple[Columns, float]:
     """The columns among which a record chooses, and how far the mechanism's own are from them.
 
     With a window, one set of columns whose inner products are at least those of every window's.
     """
     columns, apart = columns_of(mechanism)
+    if delta < _SMALL:  # draws then rest on which columns overlap
+        columns, cut = columns.trimmed()
+        apart += cut
     return (columns, apart) if window is None else (_worst_window(columns, window), apart)
 
 
@@ -141,7 +151,7 @@ def secret_order_noise(
         InputError: for a mechanism that does not qualify, or arithmetic that would cost a tenth of the budget.
 
     """
-    columns, apart = spread_columns(mechanism, window)
+    columns, apart = spread_columns(mechanism, window, budget.delta)
     for share in _SHARES:
         inner = _inner(budget, share)
         seed = _seed(columns, inner, neighbours)
@@ -170,7 +180,7 @@ def rough_secret_noise(
     budget: Budget, mechanism: Factorization, neighbours: Neighbours, window: int | None = None
 ) -> float:
     """About what `secret_order_noise` finds, in a fraction of the time: to compare mechanisms by, never to release."""
-    columns, _ = spread_columns(mechanism, window)
+    columns, _ = spread_columns(mechanism, window, budget.delta)
     alike = columns.count  # mechanisms that are compared meet the same draws
     return _Search(columns, neighbours, budget.delta, alike).rough_noise(budget.epsilon)
 
@@ -184,7 +194,7 @@ def secret_order_epsilon(
     charge: Charge = lambda _: (0.0, 0.0),
 ) -> float:
     """An ε that this noise keeps at this δ, as small as found: the same accounting, asked the other way round."""
-    columns, apart = spread_columns(mechanism, window)
+    columns, apart = spread_columns(mechanism, window, delta)
     shift, tail = charge(std)
     known = GaussianCurve(neighbours.reach * math.sqrt(float(columns.norms_squared.max())) / std)
     largest = known.epsilon(0.5 * delta)  # of what is looked at
@@ -410,14 +420,22 @@ class _Search:
         """Draws at a noise: with all tilts, or with chosen ones."""
         count = self.pilot if draws is None else draws
         half = epsilon * (0.5 if self.neighbours is Neighbours.REPLACE_ONE else 1.0)
-        ups = _PARTS_OF_TILT if choice is None else (choice.up,)
+        together = self.method is _THIRD and 2 * self.columns.reach <= self.columns.count and epsilon <= 50.0
+        ups = (*_PARTS_OF_TILT, *([_TOGETHER] if together else [])) if choice is None else (choice.up,)
         downs = _PARTS_OF_TILT if choice is None else (choice.down,)
         most_up = tightest_tilt_upwards(self.columns, s, half)
         most_down = tightest_tilt_downwards(self.columns, s, half)
-        up, down = {}, {}
+        up: dict[float, tuple[Callable[[float], float], Draws]] = {}
+        down = {}
         for part in ups:
             seed = [self.seed, count, attempt, 1, round(100 * part)]
-            up[part] = part * most_up, draws_upwards(self.columns, s, part * most_up, count, seed, tick)
+            if part == _TOGETHER:
+                raised = Raised.of(self.columns, s, half if choice is None else choice.part * epsilon)
+                up[part] = raised.most, raised.draws(count, seed, tick)
+            else:
+                tilt = part * most_up
+                most = partial(most_upwards, self.columns, s, tilt)
+                up[part] = most, draws_upwards(self.columns, s, tilt, count, seed, tick)
         for part in downs:
             seed = [self.seed, count, attempt, 2, round(100 * part)]
             down[part] = part * most_down, draws_downwards(self.columns, s, part * most_down, count, seed, tick)
@@ -432,7 +450,7 @@ class _Look:
     neighbours: Neighbours
     s: float
     plain: bool
-    up: dict[float, tuple[float, Draws]]
+    up: dict[float, tuple[Callable[[float], float], Draws]]
     down: dict[float, tuple[float, Draws]]
 
     def best(self, epsilon: float, count: int, failure: float, part: float | None = None) -> tuple[float, _Choice]:
@@ -451,13 +469,8 @@ class _Look:
 
     def _upwards(self, epsilon: float, count: int, failure: float) -> tuple[float, float]:
         return min(
-            (
-                bounded_mean(
-                    draws.upwards(epsilon), most_upwards(self.columns, self.s, tilt, epsilon), failure, count
-                ).value,
-                part,
-            )
-            for part, (tilt, draws) in self.up.items()
+            (bounded_mean(draws.upwards(epsilon), most(epsilon), failure, count).value, part)
+            for part, (most, draws) in self.up.items()
         )
 
     def _downwards(self, epsilon: float, count: int, failure: float) -> tuple[float, float]:

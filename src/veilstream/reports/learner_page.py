@@ -98,6 +98,9 @@ def status_state(status: Mapping[str, Any], *, still: bool) -> PageState:
         lists += _counts(local)
     if ledger is not None:
         lists.append(_ledger(ledger))
+    if core := status.get("core"):
+        told = [("part of every sum so far", f"{core['learners']} learners"), ("rounds need", str(core["needed"]))]
+        lists.append(_listed("Sums over learners", told))
     if status["refusals"]:
         lists.append(_listed("Refused requests to the learner API", status["refusals"].items()))
     reload = (

@@ -217,6 +217,8 @@ class LiveFederation(LiveState):
         if not unbounded:
             beside.append(("rounds left", f"{rounds - done:,}"))
         beside.append(("learners present", f"{present} of {learners}"))
+        if (core := here.core) is not None:
+            beside.append(("part of every sum", f"{core[0]} learners; rounds need {core[1]}"))
         troubles = ("late", "sits out", "cannot take part", "left out", "void")
         beside += [(word, str(counts[word])) for word in troubles if counts[word]]
         if fresh := sum(since is not None for _, since in self._since_start.values()):

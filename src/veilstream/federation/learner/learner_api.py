@@ -236,6 +236,7 @@ class LearnerApi:
             "rounds": learner.terms.rounds,
             "refusals": self.refusals,
             "health": self._health.as_dict(trusted=True),
+            **({} if (core := daemon.site.core) is None else {"core": {"learners": core[0], "needed": core[1]}}),
             "local": None if daemon.account is None else daemon.account.as_dict(),
             "ledger": {
                 "promise": f"({promise.epsilon:g}, {promise.delta:g})",

@@ -50,6 +50,14 @@ class MaskedRounds:
         self._rules = Rules(trust.learners, trust.honest, trust.colluding)
         self._masks: MaskingLearner | None = None
 
+    @property
+    def core(self) -> tuple[int, int] | None:
+        """Learners that were part of every sum so far, and how many must be; None before the first request."""
+        masks, rules = self._masks, self._rules
+        if masks is None or not masks.has_keys:
+            return None
+        return len(masks.standing.core), rules.honest + rules.colluding
+
     def answer(self, request: Request, local: Local) -> bytes:
         """The body of the reply."""
         if request.kind == "key":

@@ -115,6 +115,11 @@ class Site:
         """Takes the model that the server has published, after how many rounds, and of which run."""
 
     @property
+    def core(self) -> tuple[int, int] | None:
+        """Learners that were part of every sum, and how many must be; None where there are no sums, or none yet."""
+        return None if self._masked is None else self._masked.core
+
+    @property
     def name(self) -> str:
         """The learner's name."""
         return self.keys.name
@@ -152,6 +157,13 @@ class Site:
         """
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         _refuse_secret_order(plan)
+        if plan.trust is not None:
+            raise InputError(
+                "privacy.trust",
+                "sum",
+                '"each" for a Site, whose server is in Python',
+                "`veilstream learner` takes part where only sums are seen",
+            )
         known = _learner_keys(keys, name)
         source = open_source(data, plan, known.name)
         if isinstance(source, WaitingSource):

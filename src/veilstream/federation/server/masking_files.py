@@ -2,9 +2,10 @@
 
     keys.bin      the run's list of keys, with the certificates of those who gave them
     openings.bin  a certificate for every round: who was part of its sum, signed by those who agreed on it
-    masks.bin     the set that was named last, with the sum under its masks
+    masks.bin     the set that was named last, with the sum under its masks, and what all sealed for it
 
-A server that is killed asks for the same set again: the learners' answers are the same bytes.
+A server that is killed asks for the same set again: the learners' answers are the same bytes. It needs nobody of the
+set for it who had sealed before others were asked to agree.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Server:
                 "privacy.trust",
                 "sum",
                 '"each" for a Server in Python',
-                "`veilstream server` opens sums alone, over its own transport",
+                '`veilstream server` opens sums, for learners that `veilstream learner` runs; trust = "each" here',
             )
         task = task_of(plan) if task is None else task
         terms = Terms.of(plan, task.dim, task)

@@ -37,6 +37,12 @@ class SumCoordinator(Coordinator):
         server.resume(MaskingFiles(self._files.folder))
         return server
 
+    @property
+    def core(self) -> tuple[int, int] | None:
+        """Learners that were part of every sum so far, and how many must be; None before keys are agreed on."""
+        masks, rules = self.server.masks, self.server.rules
+        return None if masks is None else (len(masks.core), rules.honest + rules.colluding)
+
     def _ask_for_rounds(self, transport: Transport, here: OpenRound) -> None:
         now, server = time.monotonic(), self.server
         for name, place in self._places.items():

@@ -31,6 +31,8 @@ from veilstream.mask_graph import LISTS, mask_graph
 
 _log = logging.getLogger(__name__)
 
+_LATE_ROUNDS = 8  # for which an answer that comes too late is known as one
+
 Stage = Literal["mask", "set", "open", "tell", "void"]
 
 
@@ -57,7 +59,9 @@ class SumServer(Server):
         self._last_masked: dict[str, int] = {}
         """By learner: the round of which it may still wait to hear whether its message counted."""
         self._opened_already: set[str] = set()
-        self._shared_body: tuple[tuple[int, ...], bytes, str, int | None] | None = None
+        self._late: dict[str, dict[str, int]] = {}
+        """By learner: what it was asked in one of the last rounds, and which; its answer changes nothing any more."""
+        self._shared_body: tuple[tuple[object, ...], bytes, str, int | None] | None = None
         self._told: dict[str, bytes] = {}
         """By learner: its part of the draw of the list's graph."""
         self._listed: KeyList | None = None
@@ -139,8 +143,11 @@ class SumServer(Server):
         if stage == "mask":
             return None if place in masks.masked else "mask"
         assert masks.named is not None
+        unsealed = place in masks.named.members - masks.signed
         if stage == "set":
-            return "set" if place in masks.named.members - masks.signed else None
+            return "set" if unsealed else None
+        if unsealed and (stage != "void" or masks.openers or self._opened_already):
+            return "set"  # others have agreed: what it sealed is needed, and its void of no use
         if stage in ("open", "tell") or name in self._opened_already:
             return None if place in masks.openers else "open"
         return None if place in masks.voided else "void"
@@ -148,10 +155,9 @@ class SumServer(Server):
     def _place_of(self, name: str) -> int | None:
         """Its place in the list of keys; None where it is not in it, or has begun another epoch since."""
         assert self.masks is not None
-        keys = self.masks.keys
-        if name not in keys.names:
+        keys, place = self.masks.keys, self.masks.places.get(name)
+        if place is None:
             return None
-        place = keys.names.index(name)
         if keys.offers[place].epoch != self.fold.seats[name].epoch:
             self.elsewhere[name] += 1
             return None
@@ -183,26 +189,30 @@ class SumServer(Server):
         if kind == "key" or masks is None:
             return b"", body_hash(b""), None
         opened = self._proofs(name)
+        about = (kind, self.stage, masks.at.round, masks.at.attempt, *(c.opened.at.round for c in opened))
+        if self._shared_body is None or self._shared_body[0] != about:  # most learners are sent the same bytes
+            published = self._round()[3] if kind == "mask" else None
+            packed = self._packed(kind, opened)
+            self._shared_body = about, packed, body_hash(packed), published
+        return self._shared_body[1:]
+
+    def _packed(self, kind: str, opened: tuple[OpenCertificate, ...]) -> bytes:
+        masks = self.masks
+        assert masks is not None
         if kind == "mask":
-            about = (*(c.opened.at.round for c in opened), masks.at.round, masks.at.attempt)
-            if self._shared_body is None or self._shared_body[0] != about:  # most learners are sent the same bytes
-                _, model, _, published = self._round()
-                packed = MaskRequest(masks.at, opened, masks.proof, model).pack()
-                self._shared_body = about, packed, body_hash(packed), published
-            return self._shared_body[1:]
+            return MaskRequest(masks.at, opened, masks.proof, self._round()[1]).pack()
         if kind == "void":
-            body = VoidRequest(masks.at, opened, masks.proof).pack()
-        elif kind == "set":
-            body = masks.name().pack()
-        else:
-            place = self._place_of(name)
-            assert place is not None
-            body = masks.share_request(place, opened).pack()
-        return body, body_hash(body), None
+            return VoidRequest(masks.at, opened, masks.proof).pack()
+        return masks.name().pack() if kind == "set" else masks.share_request(opened).pack()
 
     def _proofs(self, name: str) -> tuple[OpenCertificate, ...]:
-        """Certificates that this learner may lack: of the last round, and of one whose outcome it waits for."""
+        """Certificates that this learner may lack: of the last round, and of one whose outcome it waits for.
+
+        None where it has masked in this round, which takes them.
+        """
         assert self.masks is not None
+        if self._last_masked.get(name) == self.masks.round:
+            return ()
         known = self.masks.certificates
         wanted = sorted({self._last_masked.get(name, self.masks.round - 1), self.masks.round - 1})
         return tuple(known[r] for r in wanted if r in known)
@@ -211,6 +221,10 @@ class SumServer(Server):
 
     def take(self, reply: Reply, sender: str | None = None) -> Accepted:
         """Do what a reply says that `read` has checked."""
+        if reply.answers in self._late.get(reply.learner, ()):  # enough had answered without it
+            del self._late[reply.learner][reply.answers]
+            self._outstanding[reply.learner].discard(reply.answers)
+            return Accepted("repeated", reply.learner)
         told = super().take(reply, sender)
         if told.kind == "enrolled":
             self._last_masked[told.learner] = reply.facts["round"] - 1
@@ -358,6 +372,7 @@ class SumServer(Server):
         if masks is None or masks.named is None:
             return None
         if self.stage == "set" and masks.all_signed:
+            self._files.keep_masks(masks.pack())  # once somebody agrees, nobody may be asked to seal again in vain
             self._go_to("open")
         if self.stage in ("open", "void") and masks.rules.two_steps and masks.agreed:
             self._go_to("tell")
@@ -389,7 +404,11 @@ class SumServer(Server):
         self.sums.take_sum(self.names(result.members), result.total, proof)
         closed = self.fold.close_round()
         self._shared_body = None
-        for outstanding in self._outstanding.values():
-            outstanding.clear()
+        for name, outstanding in self._outstanding.items():
+            late = self._late.setdefault(name, {})
+            late |= dict.fromkeys(outstanding - late.keys(), closed.round)
+            for old in [each for each, round_ in late.items() if round_ <= closed.round - _LATE_ROUNDS]:
+                del late[old]
+                outstanding.discard(old)
         self._go_to("mask")
         return closed
