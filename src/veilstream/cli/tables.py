@@ -90,7 +90,9 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
     if comparison.without_window is not None:
         times = comparison.without_window.error_published / comparison.recommended.error_published
         console.print(
-            f"[bold]Window[/bold]  a record is used in one of the {setting.window} steps of the next window. "
+            f"[bold]Window[/bold]  a record is used in one of the {setting.window} steps of the next window. The first "
+            f"window uses nobody, so {setting.horizon - setting.steps_with_people} of {setting.horizon} steps are "
+            f"noise alone, and the last takes nobody: at most {setting.people_needed} people are used. "
             "For records that are all there before an epoch begins, a secret order without a window would "
             f"leave about {times:.2f} times this noise."
         )
@@ -103,7 +105,7 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
             f"{relative:.2f}x the most noise of one that knew it to be the last."
         )
     console.print(
-        f"[bold]People[/bold]  {setting.horizon} steps, with everyone taking part {setting.participation}, need at "
+        f"[bold]People[/bold]  {setting.steps_with_people} steps{' that use people' if setting.window else ''}, with everyone taking part {setting.participation}, need at "
         f"least {setting.people_needed} people a learner."
     )
     console.print(f"[bold]Deployed[/bold]  {escape(deployed)}")

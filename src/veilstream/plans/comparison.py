@@ -124,11 +124,16 @@ class Setting:
         return Workload(horizon=self.horizon, local_steps=self.local_steps)
 
     @property
+    def steps_with_people(self) -> int:
+        """Steps in which records are used: with a window all but the first one's, which are noise alone."""
+        return self.horizon - (self.window or 0)
+
+    @property
     def people_needed(self) -> int:
-        """Fewest people with whom a learner can take every step."""
-        often, together = self.participation, self.clients_per_step
-        at_once = min(often.min_separation, self.horizon) * together
-        return max(-(-self.horizon * together // often.times), at_once)
+        """Fewest people with whom a learner can take every step that uses any; with a window the most, too."""
+        often, together, steps = self.participation, self.clients_per_step, self.steps_with_people
+        at_once = min(often.min_separation, steps) * together
+        return max(-(-steps * together // often.times), at_once)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +298,7 @@ class Comparison:
             "workload": s.published.as_dict(),
             "model": {"step_size": s.step_size, "noise": self.recommended.model_noise, "reach": self.model_reach},
             "people_needed": s.people_needed,
+            "steps_with_people": s.steps_with_people,
             "offers": dict(self.offers),
             "without_end": dict(self.without_end),
             "recommended": self.recommended.mechanism,

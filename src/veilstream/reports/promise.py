@@ -169,11 +169,14 @@ def _of_a_known_order(g: Guarantee) -> str:
 
 def _secret(g: Guarantee, secret: SecretSteps) -> list[str]:
     """What a promise rests on beside noise where the order is secret."""
-    where = f"all {secret.among:,} steps" if secret.window is None else f"the {secret.among:,} steps of the next window"
+    where, nobody = f"all {secret.among:,} steps", ""
+    if secret.window is not None:
+        where = f"the {secret.among:,} steps of the next window"
+        nobody = " The first window of an epoch uses nobody, and its last takes nobody."
     return [
         f"Every record is used at one of {where}, each as likely as any other, by a keyed choice (HMAC-SHA256) under a "
         "secret of the epoch that nobody but the learner knows. The steps of all other records may be known. If the "
-        f"secret comes out, ε = {g.epsilon_if_order_known:.4g} at the same δ is left.",
+        f"secret comes out, ε = {g.epsilon_if_order_known:.4g} at the same δ is left.{nobody}",
         f"The secret order’s theorem: {SECRET_ORDER_THEOREM}.",
     ]
 
