@@ -10,7 +10,7 @@ import pytest
 from tests.federation.test_masked_rounds import run, sum_plan
 from tests.support.federation import World
 from veilstream.errors import InputError
-from veilstream.federation.keys.identity import ServerKeys
+from veilstream.federation.keys.identity import LearnerKeys, ServerKeys
 from veilstream.federation.masking.statements import OpenCertificate, Signatures
 from veilstream.federation.server.masking_files import MaskingFiles
 from veilstream.reports.statement import make_statement
@@ -104,6 +104,53 @@ def test_a_certificate_of_an_earlier_round_does_not_stand_for_a_later_one(restor
     rewritten(restored, again)
     with pytest.raises(InputError, match="round 2"):
         stated(restored)
+
+
+def moved(certificate: OpenCertificate, r: int) -> OpenCertificate:
+    at = dataclasses.replace(certificate.opened.at, round=r)
+    return dataclasses.replace(certificate, opened=dataclasses.replace(certificate.opened, at=at))
+
+
+def signed_anew(root, certificate: OpenCertificate) -> OpenCertificate:
+    """By all who are in the list, as if every one of them colluded."""
+    content = certificate.opened.open_content()
+    keys = [LearnerKeys.load(root / "keys/learners" / name).identity for name in "abc"]
+    return signed_by(certificate, {place: key.sign(content) for place, key in enumerate(keys)})
+
+
+def written(root, certificates) -> None:
+    (root / "run/openings.bin").unlink()
+    for certificate in certificates:
+        MaskingFiles(root / "run").keep_opening(certificate)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("place", [2, 3, 4])
+def test_two_sets_of_a_round_are_never_verified_whoever_signed_them(restored, signed, place):
+    kept = list(MaskingFiles(restored / "run").openings().values())
+    other = of_another_set(kept[2])
+    other = signed_anew(restored, other) if signed else other
+    written(restored, [*kept[:place], other, *kept[place:]])
+    with pytest.raises(InputError, match="one set of round 2; it has certificates of two"):
+        stated(restored)
+
+
+def test_certificates_of_later_rounds_and_in_another_order_are_refused(restored):
+    kept = list(MaskingFiles(restored / "run").openings().values())
+    written(restored, [*kept, moved(kept[3], 9)])
+    with pytest.raises(InputError, match=r"up to 4, which .* one of round 9"):
+        stated(restored)
+    for wrong in (kept[::-1], kept + kept):
+        written(restored, wrong)
+        with pytest.raises(InputError, match=r"in the order of their rounds; round . stands behind round 3"):
+            stated(restored)
+
+
+def test_what_a_kill_leaves_is_verified(restored):
+    """The last round's certificate twice, signed by others; and one of the round that was under way."""
+    kept = list(MaskingFiles(restored / "run").openings().values())
+    written(restored, [*kept, signed_anew(restored, kept[3]), moved(kept[3], 4)])
+    assert f"{ROUNDS} of {ROUNDS} certificates are verified" in stated(restored)
 
 
 def test_bytes_that_are_no_certificate_are_named_by_the_round_before(restored):

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import hashlib
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def opened_sums(run: Run, head: RunHead, keys: ServerKeys) -> OpenedSums:
 
     Guarantees: each has the signatures of as many learners as open a sum, made with keys that the server knows them by
     (or that the CA has certified, of learners that were removed), over one set of learners in this run under the
-    plan's terms; sets and cores are as large as the plan says, and sets are those that releases.csv lists.
+    plan's terms; sets and cores are as large as the plan says, and sets are those that releases.csv lists. No round has
+    certificates of two sets, and none is there of a round that has not begun.
 
     Raises:
         InputError: a certificate is missing, or not what it should be; it names the round.
@@ -55,6 +57,7 @@ def opened_sums(run: Run, head: RunHead, keys: ServerKeys) -> OpenedSums:
     assert trust is not None
     rules = Rules(trust.learners, trust.honest, trust.colluding)
     path, openings, kept = run.path / OPENINGS, files.openings(), files.keys()
+    _check_none_beyond(run, head, openings)
     if not head.round:
         return OpenedSums(0, rules.threshold, frozenset(), Counter())
     if kept is None:
@@ -78,6 +81,19 @@ def opened_sums(run: Run, head: RunHead, keys: ServerKeys) -> OpenedSums:
         if why is not None:
             raise InputError("run", str(path), f"a certificate of round {r} that holds: {why}", _WHOLE)
     return OpenedSums(head.round, rules.threshold, frozenset(listed.names[place] for place in core), parts)
+
+
+def _check_none_beyond(run: Run, head: RunHead, openings: Mapping[int, OpenCertificate]) -> None:
+    """A kill may leave a certificate of the round that was under way, and none of a later one."""
+    newest = max(openings, default=0)
+    if newest <= head.round:
+        return
+    if RunHead.load(run.path) != head:
+        raise InputError("run", str(run.path), "a run that stands still", "its server has closed a round: try again")
+    rule = (
+        f"certificates of the rounds up to {head.round}, which checkpoint.bin has begun; it has one of round {newest}"
+    )
+    raise InputError("run", str(run.path / OPENINGS), rule, _WHOLE)
 
 
 def _links(run: Run, listed: KeyList, kept: KeysRequest, trust: SumTrust) -> Links:

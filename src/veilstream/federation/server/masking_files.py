@@ -50,7 +50,8 @@ class MaskingFiles:
         """Certificates by round; what a kill cut short is not one.
 
         Raises:
-            InputError: what stands behind some round is no certificate.
+            InputError: behind some round stands no certificate, one of an earlier round, or one of the same round
+                that says another set.
 
         """
         return self._read_openings()[0]
@@ -80,9 +81,22 @@ class MaskingFiles:
                     f"a certificate of every round; {behind} stands something else",
                     "put the whole folder back from one copy",
                 ) from error
+            self._check_follows(found, certificate)
             found[certificate.opened.at.round] = certificate
             at = end
         return found, at, len(content)
+
+    def _check_follows(self, found: dict[int, OpenCertificate], certificate: OpenCertificate) -> None:
+        """A server killed before its next checkpoint opens the same set again, and nothing else stands twice."""
+        round_, last = certificate.opened.at.round, max(found, default=-1)
+        if round_ > last or (round_ == last and certificate.opened == found[last].opened):
+            return
+        rule = (
+            f"one set of round {round_}; it has certificates of two, which no learners that follow the rules sign"
+            if round_ in found and certificate.opened != found[round_].opened
+            else f"certificates in the order of their rounds; round {round_} stands behind round {last}"
+        )
+        raise InputError("run folder", str(self._folder / OPENINGS), rule, "put the whole folder back from one copy")
 
     def keep_opening(self, certificate: OpenCertificate) -> None:
         """Durable when it returns."""
