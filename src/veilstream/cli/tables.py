@@ -104,8 +104,9 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
             f"[bold]Without an end[/bold]  {way}: at round {comparison.setting.rounds} "
             f"{relative:.2f}x the most noise of one that knew it to be the last."
         )
+    using = "" if setting.window is None else " that use people"
     console.print(
-        f"[bold]People[/bold]  {setting.steps_with_people} steps{' that use people' if setting.window else ''}, with everyone taking part {setting.participation}, need at "
+        f"[bold]People[/bold]  {setting.steps_with_people} steps{using}, with everyone taking part {setting.participation}, need at "
         f"least {setting.people_needed} people a learner."
     )
     console.print(f"[bold]Deployed[/bold]  {escape(deployed)}")
