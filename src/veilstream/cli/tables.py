@@ -106,8 +106,8 @@ def print_comparison(comparison: Comparison, deployed: str) -> None:
         )
     using = "" if setting.window is None else " that use people"
     console.print(
-        f"[bold]People[/bold]  {setting.steps_with_people} steps{using}, with everyone taking part {setting.participation}, need at "
-        f"least {setting.people_needed} people a learner."
+        f"[bold]People[/bold]  {setting.steps_with_people} steps{using}, with everyone taking part "
+        f"{setting.participation}, need at least {setting.people_needed} people a learner."
     )
     console.print(f"[bold]Deployed[/bold]  {escape(deployed)}")
 
