@@ -220,7 +220,7 @@ def test_a_learners_page_and_its_question_about_a_person(page, axe, tmp_path):
             return page.find(".notice").text
 
         assert "not the learner's access token" in ask("Ann", "wrong")
-        assert ask("Ann", TOKEN).startswith("Yes: this learner made one step")
+        assert ask("Ann", TOKEN).startswith("Yes: this person took one place in steps of this learner")
         assert ask("Eve", TOKEN).startswith("No:")
         assert page.find("#client").get_attribute("value") == ""
         assert not [url for url in page.requests() if "Ann" in url or TOKEN in url]

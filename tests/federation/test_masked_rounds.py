@@ -11,8 +11,10 @@ from tests.support.federation import DIM, Plain, World, plan_of, seeds_by_name
 from veilstream.deployment import terms
 from veilstream.deployment.ledger.inspect import verify
 from veilstream.errors import InputError, ProtocolError
+from veilstream.federation.learner.daemon import Daemon
 from veilstream.federation.learner.site import Site
 from veilstream.federation.loopback import Loopback
+from veilstream.federation.protocol.messages import Request
 from veilstream.federation.server.coordinator import Coordinator
 from veilstream.federation.server.masking_files import MaskingFiles
 
@@ -125,6 +127,25 @@ def test_sums_of_learners_whose_records_arrive_and_are_used_in_the_next_window(t
     assert all(verify(world.store(name)).clients == 4 * 2 for name in "abc")
     assert [len(each) for each in members(world)] == [3] * 6
     assert np.linalg.norm(server.fold.x) > 0.0
+
+
+def test_rounds_that_a_secret_order_sits_out_are_said_to_pass_with_the_people_whose_steps_they_are(
+    tmp_path, caplog, monkeypatch
+):
+    """All learners share one clock: nobody's step waits for a pause, or for a learner that was left out."""
+    plan = sum_plan(8, privacy={"order": "secret", "window": 4}, method={"mechanism": "independent"})
+    with World(tmp_path, plan).start_all() as world:
+        server, transport = world.coordinator(), world.transport()
+        server.go(transport, until=4)
+        monkeypatch.setattr(Daemon, "paused", property(lambda daemon: daemon.name == "a"))
+        server.go(transport, until=6)
+        assert "cost nothing" not in caplog.text
+        said = "noise alone, and whoever's step comes meanwhile is not used and has taken part, until `veilstream"
+        assert caplog.text.count(said) == 1
+        daemon = world.daemons["b"]
+        daemon.site._masked_round(7, np.zeros(DIM, np.float32).tobytes(), Request("mask", "run", "b", "0" * 32), daemon)
+        assert daemon.learner.round == 8
+        assert "1 rounds went on without this learner: whoever's step was in them is not used" in caplog.text
 
 
 class _Slow(Loopback):

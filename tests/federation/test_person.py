@@ -82,7 +82,7 @@ def test_the_form_answers_without_repeating_the_tag_and_nothing_logs_it(tmp_path
         same = {"Origin": f"http://127.0.0.1:{here.port}", "Sec-Fetch-Site": "same-origin"}
         status, _, body = form(here, {**cookie, **same})
         assert status == 200
-        assert "Yes: this learner made one step" in body.decode()
+        assert "Yes: this person took one place in steps of this learner" in body.decode()
         assert WHO not in body.decode()
         assert TOKEN not in body.decode()
         assert "No: this learner used no record" in form(here, cookie, "nobody")[2].decode()

@@ -251,8 +251,9 @@ def _sentence(part: PersonsPart) -> str:
             "Yes: this person took part before the store was lost, and is left out for good. "
             "How often they took part is not known."
         )
-    steps = "one step" if part.times == 1 else f"{part.times} steps"
+    places = "one place" if part.times == 1 else f"{part.times} places"
     return (
-        f"Yes: this learner made {steps} of records under this tag, the last in epoch {part.last_epoch}. The promise "
-        "covers what left this machine; the record itself was not kept."
+        f"Yes: this person took {places} in steps of this learner, the last in epoch {part.last_epoch}. In a secret "
+        "order that step may still come, or have passed without the record. The promise covers what left this machine; "
+        "no record is kept after its step, its window or its epoch."
     )

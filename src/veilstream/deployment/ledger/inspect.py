@@ -180,7 +180,10 @@ class PersonsPart:
 
     used: bool
     times: int
-    """Steps that were made of this person's records, in all epochs."""
+    """Places in steps that this person took, in all epochs.
+
+    Under a secret order nobody can know whether a place's step has come, or came in a round that was sat out.
+    """
     last_epoch: int | None
     carried_over: bool
     """Whether only a store that was lost knew in which steps this person took part."""

@@ -35,6 +35,10 @@ _log = logging.getLogger(__name__)
 _WAITS = "rounds are sat out, and cost nothing, until more come"
 _LEFT = "its rounds are sat out, and cost nothing"
 _SAT_OUT = "rounds are sat out, and cost nothing, until `veilstream ledger resume`"
+_NOISE_ALONE = (
+    "rounds go on with this learner's noise alone, and whoever's step comes meanwhile is not used and has taken part"
+)
+"""Where all learners share one clock and the order is secret: a record's step does not wait for it."""
 
 
 class Daemon:
@@ -165,6 +169,11 @@ class Daemon:
         self._let_callers_go()
 
     @property
+    def _steps_pass(self) -> bool:
+        """Whether the steps of a round that is sat out pass, with the people who have them."""
+        return self.learner.order_is_secret and self.learner.epochs.sums
+
+    @property
     def paused(self) -> bool:
         """Whether the person beside the data has paused this learner: no round begins."""
         return self.account is not None and self.account.paused
@@ -173,7 +182,8 @@ class Daemon:
         """Whether enough clients wait for a round; also says why not."""
         learner = self.learner
         if self.paused:
-            self._say(logging.WARNING, f"paused by the person beside the data: {_SAT_OUT}")
+            what = f"{_NOISE_ALONE}, until `veilstream ledger resume`" if self._steps_pass else _SAT_OUT
+            self._say(logging.WARNING, f"paused by the person beside the data: {what}")
             return False
         if learner.takes_whole_sources:
             return self._all_are_there()
@@ -211,7 +221,8 @@ class Daemon:
                 learner.use_records(self._source)
             written_down = learner.write_down_clients()
         except InputError as error:  # too few, or the file has changed
-            self._say(logging.ERROR, f"no round begins: {error}")
+            passes = self._steps_pass and learner.clients_written_down
+            self._say(logging.ERROR, f"no round begins: {error}" + (f" ({_NOISE_ALONE})" if passes else ""))
             return False
         if written_down is not None and self.account is not None:
             self.account.wrote_down(written_down)

@@ -395,7 +395,13 @@ class Site:
         learner = self.learner
         x = self._numbers(model, request)
         with clients.turn(r):
+            first = learner.round + learner.pinned
             learner.catch_up(r)
+            if learner.order_is_secret and first < r:
+                _log.warning(
+                    "%d rounds went on without this learner: whoever's step was in them is not used and has taken part",
+                    r - first,
+                )
             if learner.round > r:
                 return
             if not learner.pinned:
