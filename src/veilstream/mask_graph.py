@@ -14,7 +14,7 @@ is hypergeometric. More than m = `most_colluding` at any honest learner has prob
 **Who draws.** A list is fixed before the last honest learner in it tells its part of the draw (`masking.links`), and no
 learner takes part in more than `LISTS` lists of a run. Whoever drops lists that it does not like has so many tries at
 most: the probability times `LISTS` is what is at most `FAILURE`. It is a run's; a server that begins further runs has
-as many tries in each, and every one takes an epoch of its learners.
+as many tries in each, and every one takes an epoch of its learners: `SumTrust.graph_failure` counts all their runs.
 
 **Claim:** if no honest learner has more than m colluding neighbours, the honest learners of every such U are connected.
 *Proof:* let N >= least_set - c be their number, and A a component of s <= N/2 of them, B the rest of N - s.

@@ -10,6 +10,7 @@ import pytest
 from scipy.special import ndtr
 
 import veilstream as vs
+from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan
 from veilstream.privacy.guarantee import SumTrust
@@ -171,3 +172,49 @@ def test_a_graph_of_masks_is_charged_to_delta_of_the_sums_and_never_to_the_floor
         assert vs.Guarantee.from_dict(promise.as_dict()) == promise
     with pytest.raises(InputError, match=r"privacy\.delta"):
         vs.calibrate(vs.Budget(1.0, 1e-12), mechanism, 1.0, trust=trust)
+
+
+def test_each_run_that_a_record_outlives_unused_is_charged_a_graph() -> None:
+    """A record may meet a draw in each of federation.epochs runs before it is used; the union bound is in δ."""
+
+    def promised(epochs: int = 1) -> vs.Guarantee:
+        read = Plan(
+            learning={"rounds": 16, "learners": 100, "model_norm_cap": 1e3, "local_steps": 1},
+            data={"dim": 4},
+            federation={"epochs": epochs},
+            privacy={"epsilon": 2.0, "delta": 1e-8, "trust": "sum", "honest": 40, "colluding": 10},
+            methods=[{"name": "ours", "mechanism": "buffered", "step_size": 0.1}],
+        )
+        return Terms.of(read, 1).guarantee
+
+    one, many = promised(), promised(epochs=1000)
+    assert one.graph_failure == 2.0**-40
+    assert many.graph_failure == 1000 * 2.0**-40
+    assert many.noise_std > one.noise_std
+    assert "1000 runs" in str(many)
+    with pytest.raises(InputError, match=r"privacy\.delta .*federation\.epochs"):
+        promised(epochs=1_000_000)
+
+
+def test_no_epsilon_is_printed_for_a_delta_that_graphs_use_up() -> None:
+    trust = SumTrust(learners=100, honest=40, colluding=10)
+    _, promise = vs.calibrate(vs.Budget(2.0, 1e-9), vs.mechanisms.buffered(20), 1.0, trust=trust)
+    failure = 2.0**-40
+    for delta in (1e-14, failure / 2, failure):
+        assert promise.epsilon_at(delta) == math.inf
+    for delta in (1.001 * failure, 1.5 * failure, 3 * failure, 1e-9):
+        epsilon = promise.epsilon_at(delta)
+        assert promise.delta_at(epsilon) <= delta * (1.0 + 1e-6)
+    several = dataclasses.replace(promise, epochs=500)
+    epsilon = several.epsilon_over_epochs
+    assert several.over_epochs.delta(epsilon) + 500 * failure <= 1e-9 * (1.0 + 1e-6)
+    with pytest.raises(InputError, match=r"privacy\.epochs_per_person = 2000"):
+        dataclasses.replace(promise, epochs=2000)
+
+
+def test_it_is_said_that_colluders_do_not_depend_on_the_graph() -> None:
+    for learners, said in ((60, False), (100, True)):
+        trust = SumTrust(learners=learners, honest=40, colluding=10)
+        _, promise = vs.calibrate(vs.Budget(2.0, 1e-9), vs.mechanisms.buffered(20), 1.0, trust=trust)
+        for text in (promise.adversary, str(promise)):
+            assert ("chosen before their graph of masks is drawn" in text) == said

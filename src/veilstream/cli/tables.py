@@ -152,8 +152,9 @@ def _graph(trust: SumTrust) -> str:
     if graph is None:
         return ""
     failure = trust.graph_failure
+    runs = "" if trust.runs == 1 else f" in any of {trust.runs} runs (federation.epochs)"
     fails = (
-        f"; that it does not keep sums together has probability {failure:.1g} at most, counted in delta"
+        f"; that it does not keep sums together{runs} has probability {failure:.1g} at most, counted in delta"
         if failure
         else ""
     )

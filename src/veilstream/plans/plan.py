@@ -195,7 +195,12 @@ class Plan(PlanTable):
         if self.privacy is None or self.privacy.trust == "each":
             return None
         assert self.privacy.honest is not None  # by the rules
-        return SumTrust(learners=self.learning.learners, honest=self.privacy.honest, colluding=self.privacy.colluding)
+        return SumTrust(
+            learners=self.learning.learners,
+            honest=self.privacy.honest,
+            colluding=self.privacy.colluding,
+            runs=self.federation.epochs,
+        )
 
     @property
     def feature_count(self) -> int:

@@ -30,6 +30,10 @@ class _Choice(enum.StrEnum):
         return cls(value)
 
 
+SETTLED_BEFORE = "chosen before their graph of masks is drawn"
+"""Who colludes, where a graph says which learners share masks: the draw protects from nobody who is won over by it."""
+
+
 class Neighbours(_Choice):
     """Which two data sets must look alike."""
 
@@ -98,8 +102,14 @@ class SumTrust:
     """Learners of every round so far that keep their noise and masks to themselves; fewer, and no sum is opened."""
     colluding: int = 0
     """Learners beside them that may tell the server all they know."""
+    runs: int = 1
+    """Runs that a record may be there for before it is used (`federation.epochs`): each may draw a graph of masks."""
 
     def __post_init__(self) -> None:
+        if self.runs < 1:
+            raise InputError(
+                "federation.epochs", self.runs, "at least 1", "1, unless learners go along in several runs"
+            )
         if not 1 <= self.honest <= self.learners:
             raise InputError(
                 "privacy.honest", self.honest, f"from 1 to the {self.learners} learners", "about half of them"
@@ -120,11 +130,11 @@ class SumTrust:
 
     @property
     def graph_failure(self) -> float:
-        """Probability that the graph on which learners share masks does not keep sums together; part of δ.
+        """Probability that a graph on which learners share masks does not keep sums together, in any of the runs.
 
-        0 up to `mask_graph.SMALL` learners, where all pairs do.
+        Part of δ; 0 up to `mask_graph.SMALL` learners, where all pairs do.
         """
-        return graph_failure(self.learners, self.colluding)
+        return self.runs * graph_failure(self.learners, self.colluding)
 
 
 class Accounting(_Choice):
@@ -231,12 +241,25 @@ class Guarantee:
 
     unit = "one client's record"
 
+    def __post_init__(self) -> None:
+        failure = self.epochs * self.graph_failure
+        if failure and not failure < 0.5 * self.delta:
+            raise InputError(
+                "privacy.epochs_per_person",
+                self.epochs,
+                f"so few that graphs of masks, which fail with probability {self.graph_failure:.1g} in an epoch, take "
+                f"less than half of delta = {self.delta:g}",
+                "fewer epochs_per_person or federation.epochs, a larger delta, or colluding = 0",
+            )
+
     @property
     def adversary(self) -> str:
         """Who may try to tell neighbours apart."""
         if self.trust is None:
             return "the server and anyone who reads the messages, choosing models adaptively"
         told = f" and {counted(self.trust.colluding, 'colluding learner')}" if self.trust.colluding else ""
+        if self.graph_failure:
+            told += f" ({SETTLED_BEFORE})"
         return (
             f"the server{told} and anyone who reads the messages, choosing models adaptively, who see only sums over "
             f"learners, while at least {counted(self.trust.honest, 'honest learner')} took part in every round"
@@ -308,10 +331,14 @@ class Guarantee:
         return min(0.5 * self.delta, self.arithmetic_delta * (1.0 + math.exp(min(epsilon + 1.0, 700.0))))
 
     def epsilon_at(self, delta: float) -> float:
-        """The ε that this noise really gives at another δ; beside a secret order, at the guarantee's own δ alone."""
+        """The ε that this noise really gives at another δ; beside a secret order, at the guarantee's own δ alone.
+
+        Infinite where δ is no more than the probability that a graph of masks fails.
+        """
         if self.secret is not None and delta == self.delta:
             return self.epsilon
-        return self.curve.epsilon(max(delta - self.graph_failure, 0.5 * delta))
+        left = delta - self.graph_failure
+        return self.curve.epsilon(left) if left > 0.0 else math.inf
 
     def delta_at(self, epsilon: float) -> float:
         """The δ that this noise really gives at another ε."""
@@ -332,10 +359,10 @@ class Guarantee:
         """The ε of all epochs together, at the same δ."""
         if self.epochs == 1 and self.secret is not None:
             return self.epsilon
-        whole = self.over_epochs.epsilon(self.delta)
+        left = self.delta - self.epochs * self.graph_failure
+        whole = self.over_epochs.epsilon(left)
         tail = self.epochs * self.arithmetic_delta * (1.0 + math.exp(min(whole + 1.0, 700.0)))
-        tail += self.epochs * self.graph_failure
-        return self.over_epochs.epsilon(max(self.delta - tail, 0.5 * self.delta)) if tail else whole
+        return self.over_epochs.epsilon(max(left - tail, 0.5 * left)) if tail else whole
 
     @property
     def release_norm(self) -> float:
@@ -401,11 +428,15 @@ class Guarantee:
 
     def _trust_in_words(self, trust: SumTrust) -> str:
         failure = trust.graph_failure
-        graph = f" (but for a probability of {failure:.1g} in delta, that of their graph of masks)" if failure else ""
+        graph = ""
+        if failure:
+            runs = "" if trust.runs == 1 else f" in {trust.runs} runs"
+            graph = f" (but for a probability of {failure:.1g} in delta, that of their graph of masks{runs})"
         return (
             f"; against a server that sees sums over learners, colluding with at most {trust.colluding} of "
-            f"{trust.learners}, while {trust.honest} honest ones take part in every round{graph}. Against a server "
-            f"that all others collude with, the floor: ({self.floor_epsilon:.4g}, {self.delta:g})"
+            f"{trust.learners}{f' ({SETTLED_BEFORE})' if failure else ''}, while {trust.honest} honest ones take part "
+            f"in every round{graph}. Against a server that all others collude with, the floor: "
+            f"({self.floor_epsilon:.4g}, {self.delta:g})"
         )
 
     def _epochs_in_words(self) -> str:

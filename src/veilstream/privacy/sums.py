@@ -71,7 +71,7 @@ def beside_graph(budget: Budget, trust: SumTrust | None) -> Budget:
             budget.delta,
             f"more than {2.0 * failure:.1g}: with so many learners each masks with some others, and colluding ones may "
             "be all around one of them",
-            "a larger delta, colluding = 0, or at most 60 learners",
+            "a larger delta, fewer federation.epochs, colluding = 0, or at most 60 learners",
         )
     return Budget(budget.epsilon, budget.delta - failure)
 

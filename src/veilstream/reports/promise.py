@@ -141,9 +141,10 @@ def _floor(g: Guarantee, trust: SumTrust) -> str:
     told = f", and {counted(trust.colluding, 'learner')} may tell the server all they know" if trust.colluding else ""
     graph = ""
     if trust.graph_failure:
+        runs = "" if trust.runs == 1 else f" in any of {trust.runs} runs (federation.epochs)"
         graph = (
-            f" Each learner masks with some of the others; that these do not keep sums together has probability "
-            f"{trust.graph_failure:.1g}, counted in δ."
+            f" Each learner masks with some of the others; that these do not keep sums together{runs} has probability "
+            f"{trust.graph_failure:.1g}, counted in δ. This needs that who colludes was settled before they were drawn."
         )
     return (
         f"The server can open only the sum over learners of a round, once, and learners open none without "
