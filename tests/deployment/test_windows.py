@@ -10,7 +10,7 @@ import pytest
 
 from tests.deployment.test_secret_order import NAMED, SECRET, logistic_gradient
 from tests.support.secret_order import D, model, people, plan_of, sample
-from veilstream.deployment import learner_epochs
+from veilstream.deployment import learner_epochs, window_records
 from veilstream.deployment.epochs import ARRIVED, LearnerParts
 from veilstream.deployment.learner import Learner
 from veilstream.deployment.ledger.inspect import inspect, part_of_person, verify
@@ -163,14 +163,20 @@ def test_records_wait_encrypted_and_go_after_their_window(tmp_path):
     assert verify(store).clients == 4
 
 
-@pytest.mark.parametrize("how", ["ended", "abandoned"])
+@pytest.mark.parametrize("how", ["ended", "followed", "abandoned"])
 def test_what_waited_when_an_epoch_ended_has_taken_part_and_is_destroyed(how, tmp_path, caplog):
     store = tmp_path / "s.db"
     with learner_at(store) as learner:
+        if how == "followed":
+            learner.join("one")
         learner.learn_round(0, model(0), arrivals(0))
-        if how == "ended":
+        if how != "abandoned":
             with caplog.at_level(logging.INFO):
-                learner.end_epoch()
+                if how == "ended":
+                    learner.end_epoch()
+                else:
+                    with pytest.raises(InputError, match=r"federation\.epochs"):
+                        learner.follow("two", ["one"])
             assert "6 people had arrived for a window that did not begin" in caplog.text
             learner.new_epoch()
     if how == "abandoned":
@@ -235,6 +241,23 @@ def test_a_round_is_stored_when_all_of_its_work_is_done_however_large_its_steps_
     assert [r for r, _ in stored] == [0, 1, 2, 3]
     assert len({done for _, done in stored}) == 1
     assert stored[0][1] > 4
+
+
+def test_large_records_are_stored_and_handed_on_few_at_a_time_and_let_go_at_the_end(tmp_path, monkeypatch):
+    """The same releases; no blob or page is above the bound, and nothing of a window stays in memory."""
+    with learner_at(tmp_path / "whole.db", parts=NAMED) as learner:
+        expected = run(learner)
+    monkeypatch.setattr(window_records, "_GROUP_BYTES", 2 * learner._arrivals._layout.itemsize)
+    found = []
+    with learner_at(tmp_path / "s.db", parts=NAMED) as learner:
+        for r in range(ROUNDS):
+            found += run(learner, [r])
+            names = learner.ledger.names(ARRIVED)
+            assert all(int(name.split("/")[3]) <= 2 for name in names)
+            assert (learner._arrivals._due is None) == (r == ROUNDS - 1)
+            steps = [learner._arrivals.records(step) for step in range(r * TAU, r * TAU + TAU) if r < ROUNDS - 1]
+            assert all(len(page) <= 2 for step in steps for page in step)
+    assert found == expected
 
 
 def test_a_whole_table_and_takers_of_another_order_are_refused_by_name(tmp_path):

@@ -16,7 +16,7 @@ from veilstream.deployment.window_records import Arrival
 from veilstream.errors import InputError
 from veilstream.learning.tasks import Sample
 from veilstream.records.admission import Answer
-from veilstream.records.participation import MOST_AT_ONCE, Epochs, PastVisits, spent
+from veilstream.records.participation import Epochs, PastVisits, spent
 from veilstream.streams.intake import Offered, SourceBookmark
 
 
@@ -146,7 +146,7 @@ class ArrivingClients(LearnerEpochs):
     def _most_of_a_group(self) -> int:
         """Clients of the open round that are stored together next; 0 when it has all of them."""
         if self._arrivals is not None:
-            return min(self.clients_wanted, MOST_AT_ONCE)
+            return min(self.clients_wanted, self._arrivals.most_together)
         return min(self.local.steps_wanted, self._steps_together) * self.terms.clients_per_step
 
     def _planned_places(self, group: Sequence[Offered], places: list[Arrival]) -> list[Outcome]:

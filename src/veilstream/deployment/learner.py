@@ -173,6 +173,8 @@ class Learner(ArrivingClients, SecretOrder):
                 self._take_records(self._by_step)
             with self.epochs.whole_or_broken():
                 self._seal()
+            if self.over and self._arrivals is not None:
+                self._arrivals.close()
 
     @one_at_a_time
     def sealed_release(self) -> Release:

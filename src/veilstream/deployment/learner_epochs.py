@@ -197,10 +197,7 @@ class LearnerEpochs:
         taken part. Seeds and the state of the noise are destroyed. What was sealed can still be
         sent. Ending early loses the rounds that are left, and nothing of the promise.
         """
-        if not self.over and (waiting := self.clients_waiting):
-            _log.info(
-                "%d people had arrived for a window that did not begin: they are not used and have taken part", waiting
-            )
+        self._give_up_waiting()
         self.epochs.end()
 
     @without_values
@@ -223,6 +220,8 @@ class LearnerEpochs:
             LedgerError: secrets of the last one cannot be destroyed yet.
 
         """
+        if self.run is not None and self.run != run and self.run in ended:
+            self._give_up_waiting()
         return self.epochs.follow(run, ended)
 
     @without_values
@@ -230,6 +229,15 @@ class LearnerEpochs:
     def new_epoch(self) -> None:
         """Start a fresh mechanism, for those who may take part in a further epoch: by default new clients only."""
         self.epochs.begin_next()
+
+    def _give_up_waiting(self) -> None:
+        """Say who waits for a window that an epoch's end leaves out, and let go of what was read for this one."""
+        if not self.over and (waiting := self.clients_waiting):
+            _log.info(
+                "%d people had arrived for a window that did not begin: they are not used and have taken part", waiting
+            )
+        if self._arrivals is not None:
+            self._arrivals.close()
 
     def close(self) -> None:
         """Let go of the store."""

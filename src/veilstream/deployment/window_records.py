@@ -42,6 +42,8 @@ from veilstream.records.secret_order import chosen_steps
 _log = logging.getLogger(__name__)
 
 _SALT_BYTES = 16
+_GROUP_BYTES = 16 << 20
+"""Of records that are stored, or handed on, together: a large record is one of few."""
 _TAG_BYTES = 32
 _PURPOSE = b"veilstream records that wait for their window\0"
 
@@ -74,8 +76,11 @@ class WindowRecords:
                 ("features", "<f4", (int(np.prod(admission.shape, dtype=np.int64)),)),
             ]
         )
-        self._due: tuple[tuple[int, int], NDArray[Any]] | None = None
-        """Epoch and window, and its records by step and tag; secret."""
+        self.most_together = max(1, min(MOST_AT_ONCE, _GROUP_BYTES // self._layout.itemsize))
+        """Clients whose records are stored in one write."""
+        self._page = max(1, min(PAGE_RECORDS, _GROUP_BYTES // self._layout.itemsize))
+        self._due: tuple[tuple[int, int], NDArray[Any], NDArray[np.int64]] | None = None
+        """Epoch and window, its records, and their order by step and tag; secret."""
         self._said = -1
         self.most_a_round = most_of_a_round(
             self._rounds_of_window * self._most_a_round, self._rounds_of_window, all_rounds=terms.rounds
@@ -109,7 +114,14 @@ class WindowRecords:
     def take(self, clients: Sequence[Arrival]) -> None:
         """Store these clients, at most `MOST_AT_ONCE`, as having taken part, and their records for the next window."""
         epochs, round_ = self._epochs, self._epochs.local.round
-        secret = epochs.ledger.blob(ORDER_SECRET)
+        place = f"{ARRIVED}{round_:010d}/"
+        name = f"{place}{len(epochs.ledger.names(place)):06d}/{len(clients)}"
+        body = Body(epoch=epochs.epoch, round=round_, step=0, places=MOST_AT_ONCE)
+        epochs.write_arrived(body, {name: self.packed(clients)}, sorted(each.tag for each in clients))
+
+    def packed(self, clients: Sequence[Arrival]) -> bytes:
+        """These clients' records with the steps they draw, encrypted."""
+        secret = self._epochs.ledger.blob(ORDER_SECRET)
         rows = np.zeros(len(clients), self._layout)
         rows["step"] = chosen_steps(secret, [each.name for each in clients], self._window)
         for row, each in zip(rows, clients, strict=True):
@@ -117,10 +129,7 @@ class WindowRecords:
             if each.sample is not None:
                 row["usable"], row["target"] = 1, float(each.sample.target)
                 row["features"] = np.asarray(each.sample.features, np.float32).reshape(-1)
-        place = f"{ARRIVED}{round_:010d}/"
-        name = f"{place}{len(epochs.ledger.names(place)):06d}/{len(clients)}"
-        body = Body(epoch=epochs.epoch, round=round_, step=0, places=MOST_AT_ONCE)
-        epochs.write_arrived(body, {name: _sealed(secret, rows.tobytes())}, sorted(each.tag for each in clients))
+        return _sealed(secret, rows.tobytes())
 
     def begin(self) -> None:
         """Destroy the records of windows that are over; to be called before a round begins."""
@@ -135,11 +144,11 @@ class WindowRecords:
     def records(self, step: int) -> Iterator[list[Sample | None]]:
         """The records of one step, some at a time; None for one that cannot be used."""
         window, place = divmod(step, self._window)
-        rows = self._rows(window)
-        first, last = np.searchsorted(rows["step"], [place, place + 1]).tolist()
+        rows, order = self._rows(window)
+        first, last = np.searchsorted(rows["step"][order], [place, place + 1]).tolist()
         shape = self._admission.shape
-        for at in range(first, last, PAGE_RECORDS):
-            some = rows[at : min(last, at + PAGE_RECORDS)]
+        for at in range(first, last, self._page):
+            some = rows[order[at : min(last, at + self._page)]]
             samples = self._admission.from_arrays(some["features"].reshape(len(some), *shape), some["target"])
             yield [sample if good else None for sample, good in zip(samples, some["usable"], strict=True)]
 
@@ -184,21 +193,30 @@ class WindowRecords:
     def _count(name: str) -> int:
         return int(name.split("/")[3])
 
-    def _rows(self, window: int) -> NDArray[Any]:
-        """All records of a window, by step and then by tag: in an order that no arrival has a part in."""
+    def _rows(self, window: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """All records of a window, once, and their order by step and then by tag, in which no arrival has a part."""
         of = (self._epochs.epoch, window)
         if self._due is None or self._due[0] != of:
+            self._due = None
             ledger = self._epochs.ledger
             secret, names = ledger.blob(ORDER_SECRET), self._names_of(window - 1)
-            content = b"".join(_opened(secret, ledger.blob(name)) for name in names)
-            rows = np.frombuffer(content, self._layout)
-            if len(rows) != sum(map(self._count, names)) or (rows["step"] >= self._window).any():
-                raise LedgerError(
-                    f"{ledger.path}: records that wait for their window cannot be read", "put the newest store back"
-                )
-            order = np.lexsort((rows["tag"], rows["step"]))
-            self._due = (of, rows[order])
-        return self._due[1]
+            rows, filled = np.zeros(sum(map(self._count, names)), self._layout), 0
+            for name in names:
+                content, many = _opened(secret, ledger.blob(name)), self._count(name)
+                if len(content) != many * self._layout.itemsize:
+                    raise self._unreadable()
+                rows[filled : filled + many] = np.frombuffer(content, self._layout)
+                filled += many
+            if (rows["step"] >= self._window).any():
+                raise self._unreadable()
+            self._due = (of, rows, np.lexsort((rows["tag"], rows["step"])))
+        return self._due[1:]
+
+    def _unreadable(self) -> LedgerError:
+        return LedgerError(
+            f"{self._epochs.ledger.path}: records that wait for their window cannot be read",
+            "put the newest store back",
+        )
 
 
 def _sealed(secret: bytes, content: bytes) -> bytes:
