@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from studies.mutations import sum_bugs
 
 from veilstream.audit import audit
 from veilstream.audit.programme import Programme, auditable
+from veilstream.audit.report import AuditReport
 from veilstream.audit.statistics.check import alarming
-from veilstream.audit.sums import law_of_sum, open_sums, presence_of, summed
+from veilstream.audit.sums import SumsFound, law_of_sum, open_sums, presence_of, summed
 from veilstream.deployment.terms import Terms
 from veilstream.plans.plan import Plan
 from veilstream.reports.audit_figure import draw_audit
@@ -100,6 +102,22 @@ def test_the_rest_of_the_audit_is_of_the_same_noise_and_the_floor():
     assert programme.promise == given.guarantee
     small = summed(auditable(whole_plan(), full=True))
     assert (small.trust.honest, small.trust.colluding, small.trust.learners) == (4, 1, 6)
+
+
+@pytest.mark.parametrize(("learners", "graph"), [(60, False), (100, True)])
+def test_the_verdict_says_that_no_graph_was_run(learners, graph):
+    private = whole_plan()
+    plan = dataclasses.replace(private, learning=dataclasses.replace(private.learning, learners=learners))
+    programme = Programme.of(plan)
+    assert programme.promise.trust.learners == learners
+    bound = SimpleNamespace(claim=1.0, mu_lower=0.5)
+    found = SumsFound(4, 4, 6, 16, bound, bound, bound, bound)
+    report = SimpleNamespace(
+        guarantee=programme.promise, mu_lower=0.5, reduced_from=None, rounds=16, claim=1.0, fixed=bound
+    )
+    verdict = AuditReport._verdict_of_sums(report, found)
+    assert "sums that were audited are of 6 learners" in verdict
+    assert (f"the graph of masks of {learners} learners" in verdict) == graph
 
 
 @pytest.mark.all

@@ -41,6 +41,7 @@ from veilstream.audit.telemetry_canary import telemetry_runs
 from veilstream.audit.transcript import Transcript, law_of_terms
 from veilstream.deployment.terms import Terms
 from veilstream.errors import PrivacyError
+from veilstream.mask_graph import SMALL
 from veilstream.plans.plan import Plan
 from veilstream.privacy.grid import grid_for
 from veilstream.privacy.guarantee import Guarantee
@@ -180,7 +181,8 @@ class AuditReport:
             f"against a server that sees sums (mu = {self.claim:.4f}{known}); sums over {sums.honest} learners whose "
             f"noise nobody knows use at least {sums.mu / self.claim:.1%} of that mu. Where the noise of all others is "
             f"known, the floor is epsilon = {g.floor_epsilon:.4g} (mu = {self.fixed.claim:.4f}{known}); messages use "
-            f"at least {floor / self.fixed.claim:.1%} of it, and no check raised an alarm"
+            f"at least {floor / self.fixed.claim:.1%} of it, and no check raised an alarm. The sums that were audited "
+            f"are of {sums.learners} learners, all pairs of which share masks{_without_graph(g)}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -217,6 +219,14 @@ class AuditReport:
         }
         readable: dict[str, Any] = _finite(plain)
         return readable
+
+
+def _without_graph(guarantee: Guarantee) -> str:
+    """What sums of so few learners leave out, where a run has a graph of masks."""
+    trust = guarantee.trust
+    if trust is None or trust.learners <= SMALL:
+        return ""
+    return f": the graph of masks of {trust.learners} learners, its draw and its agreement in two steps were not run"
 
 
 def ticks(plan: Plan, runs: int | None = None, draws: int | None = None, *, federation: bool = True) -> int:
@@ -502,6 +512,7 @@ def _sums_dict(sums: SumsFound) -> dict[str, Any]:
         "honest_of": sums.of,
         "learners": sums.learners,
         "rounds": sums.rounds,
+        "graph_of_masks": False,
         "promise": {"mu": sums.together.claim, "mu_one_run": sums.noise.mu_lower} | _many_run_dict(sums.together),
         "floor": {"mu": sums.floor.claim, "mu_one_run": sums.noise_of_one.mu_lower} | _many_run_dict(sums.floor),
     }
