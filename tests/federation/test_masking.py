@@ -261,6 +261,33 @@ def test_wrong_shares_are_found_and_left_out():
     assert np.array_equal(group.server.open().total, expected)
 
 
+def test_those_who_told_wrong_pads_for_one_learner_are_tried_last_for_the_others():
+    group = Group(Rules(20, 6, 0))
+    for k in range(20):
+        group.server.take_masked(k, group.mask(k))
+    what = group.server.name()
+    for k in range(20):
+        group.server.take_signed(k, group.sign(k, what))
+    expected = sum(group.increment(k) for k in range(20))
+    for k in range(20):
+        answer = group.share(k)
+        wrong = k in (0, 4, 9, 13, 17)
+        group.server.take_shares(k, answer[:64] + bytes(len(answer) - 64) if wrong else answer)
+    tried: list[object] = []
+    combine = shares.combine
+
+    def counted(*asked):
+        tried.append(asked)
+        return combine(*asked)
+
+    with patch.object(server_side, "combine", counted):
+        opened = group.server.open()
+    assert np.array_equal(opened.total, expected)
+    first = next(n for n, asked in enumerate(tried) if not {0, 4, 9, 13, 17} & asked[0].keys()) + 1
+    assert first > 1, "of the first learner nobody is known to lie"
+    assert len(tried) == first + 9 + 19
+
+
 def test_one_who_shares_wrongly_does_not_stop_twenty_learners_whatever_its_place():
     group = Group(Rules(20, 10, 1))
     for k in range(20):

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -44,14 +45,30 @@ from veilstream.mask_graph import mask_graph
 _MOST_TRIES = 2000  # selections of openers, until every own mask agrees with its commitment
 
 
-def _selections(openers: Sequence[int], many: int) -> Iterator[Sequence[int]]:
-    """All selections, where they are few; else ones at random, so that a few who share wrongly are soon left out."""
+def _selections(openers: Sequence[int], many: int, wrong: Mapping[int, int]) -> Iterator[Sequence[int]]:
+    """All selections, where they are few; else ones at random, so that a few who share wrongly are soon left out.
+
+    ``wrong``: by holder, for how many learners its share was wrong; the first selection has those with the fewest.
+    """
+    ordered = sorted(openers, key=lambda holder: (wrong.get(holder, 0), holder))
     if math.comb(len(openers), many) <= _MOST_TRIES:
-        yield from itertools.combinations(openers, many)
+        yield from itertools.combinations(ordered, many)
     else:
+        yield ordered[:many]
         chosen = random.Random(0)  # protects nothing: shares that agree with their commitments are right
         for _ in range(_MOST_TRIES):
             yield chosen.sample(openers, many)
+
+
+def _off(shares: Mapping[int, bytes], right: Sequence[int], secret: bytes) -> list[int]:
+    """Holders whose shares do not give the secret in the place of one that does."""
+    rest = right[1:]
+    beside = {holder: shares[holder] for holder in rest}
+    return [
+        holder
+        for holder in shares.keys() - set(right)
+        if combine(beside | {holder: shares[holder]}, weights((*rest, holder))) != secret
+    ]
 
 
 class CannotUnmask(ProtocolError):
@@ -278,16 +295,18 @@ class MaskingServer:
         if not self.can_open:
             raise CannotUnmask(f"shares of {len(self._try.told)} learners, which are too few", "wait for more")
         found, in_vain = self._try.secrets, self._try.in_vain
-        factors = cache(weights)
+        factors, off = cache(weights), Counter[int]()
         for member in sorted(what.members - found.keys()):
             pads, sealed = self._try.pads[member], self._try.sealed[member][0]
             if in_vain.get(member) == pads:
                 continue
             shares = {holder: masked_with(sealed[holder], pad) for holder, pad in pads.items()}
-            for some in _selections(sorted(shares), self.rules.shares_needed):
+            for tries, some in enumerate(_selections(sorted(shares), self.rules.shares_needed, off)):
                 secret = combine({holder: shares[holder] for holder in some}, factors(tuple(some)))
                 if secret is not None and commitment(secret) == self._try.commitments[member]:
                     found[member] = secret
+                    if tries:
+                        off.update(_off(shares, some, secret))
                     break
             else:
                 in_vain[member] = dict(pads)
