@@ -23,6 +23,10 @@ SETTINGS = [
     (500, 0.5, 1e-3, "replace-one"),
     (500, 2.0, 1e-3, "replace-one"),
     (500, 2.0, 1e-3, "zero-out"),
+    (100, 1.0, 1e-5, "replace-one"),
+    (180, 1.0, 1e-5, "replace-one"),
+    (100, 1.0, 1e-6, "replace-one"),
+    (100, 2.0, 1e-9, "replace-one"),
 ]
 
 
