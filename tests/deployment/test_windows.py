@@ -17,7 +17,7 @@ from veilstream.deployment.ledger.inspect import inspect, part_of_person, verify
 from veilstream.deployment.ledger.rescue import ask_for_epoch
 from veilstream.errors import InputError, LedgerError
 from veilstream.learning.tasks import Logistic, Sample
-from veilstream.records.admission import Answer
+from veilstream.records.admission import Admission, Answer
 from veilstream.records.secret_order import chosen_step
 
 WINDOW, ROUNDS, TAU, MANY = 4, 6, 2, 3
@@ -258,6 +258,33 @@ def test_large_records_are_stored_and_handed_on_few_at_a_time_and_let_go_at_the_
             steps = [learner._arrivals.records(step) for step in range(r * TAU, r * TAU + TAU) if r < ROUNDS - 1]
             assert all(len(page) <= 2 for step in steps for page in step)
     assert found == expected
+
+
+def test_as_many_records_are_read_in_every_round_and_the_measure_of_a_round_has_its_arrivals(tmp_path, monkeypatch):
+    """Each record that a step has costs time to make: what others have not is made for nobody."""
+    made, packed = [], []
+    with learner_at(tmp_path / "s.db") as learner:
+        from_arrays, pack = Admission.from_arrays, learner._arrivals.packed
+
+        def counted(admission, features, targets):
+            made[-1] += len(features)
+            return from_arrays(admission, features, targets)
+
+        def noted(clients):
+            packed.append(len(clients))
+            return pack(clients)
+
+        monkeypatch.setattr(learner._arrivals, "packed", noted)
+        length, files = learner.ledger.chain.length, set(tmp_path.iterdir())
+        assert learner.round_work_s() > 0.0
+        assert packed == [A_ROUND]  # one group is a whole round's here
+        assert (learner.ledger.chain.length, set(tmp_path.iterdir())) == (length, files)
+        assert learner.may_take("made up 0")
+        monkeypatch.setattr(Admission, "from_arrays", counted)
+        for r in range(ROUNDS):
+            made.append(0)
+            learner.learn_round(r, model(r), people(10 * r, (r * 5) % 7))
+        assert made == [learner._arrivals.most_a_round] * ROUNDS
 
 
 def test_a_whole_table_and_takers_of_another_order_are_refused_by_name(tmp_path):

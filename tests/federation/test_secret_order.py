@@ -319,6 +319,7 @@ def test_replies_leave_at_a_time_that_was_fixed_before_the_first_round(work_s):
     replies = secret_order_replies(work_s)
     assert replies.after_s >= 3 * work_s + SLOT_S
     assert replies.after_s / SLOT_S == pytest.approx(round(replies.after_s / SLOT_S))
+    assert replies.tells_of_late_replies == (work_s > 0.0)
     assert replies.due(10.0, 10.0) == replies.due(10.0, 10.0 + 2.9 * work_s) == 10.0 + replies.after_s
 
 

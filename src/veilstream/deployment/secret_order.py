@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,12 +15,16 @@ from veilstream.deployment.learner_epochs import LearnerEpochs, one_at_a_time
 from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.process_secrecy import without_values
 from veilstream.deployment.step_index import Contents
-from veilstream.deployment.window_records import WindowRecords
+from veilstream.deployment.window_records import Arrival, WindowRecords
 from veilstream.errors import InputError, PrivacyError
+from veilstream.learning.purity import example_records
 from veilstream.learning.tasks import Sample
 from veilstream.streams.intake import GivenRecords, WholeSource
 
 _MEASURED_STEPS = 4
+_MEASURED_WRITES = 3
+_WRITES_A_ROUND = 5
+"""Model, steps, message, a window that is over, the noise's state."""
 
 
 class SecretOrder(LearnerEpochs):
@@ -91,7 +98,46 @@ class SecretOrder(LearnerEpochs):
         local, most = self.epochs.new_rounds(self.epoch), source.most_a_round
         local.pin(np.zeros(self.terms.dim, np.float32), "")
         self.steps.check()
-        return self.steps.round_work_s(local, most, self._fresh_seeds(min(_MEASURED_STEPS, self.terms.local_steps)))
+        seeds = self._fresh_seeds(min(_MEASURED_STEPS, self.terms.local_steps))
+        work_s = self.steps.round_work_s(local, most, seeds)
+        began = time.perf_counter()
+        self._read_for_nobody(most)
+        read_s = time.perf_counter() - began
+        return work_s + read_s + self._arrivals_and_writes_s()
+
+    def _read_for_nobody(self, count: int) -> None:
+        """Make as many records of what is kept as that many people have, and drop them."""
+        one, shape = max(count, 0), self._admission.shape
+        self._admission.from_arrays(np.broadcast_to(np.float32(0.0), (one, *shape)), np.zeros(one))
+
+    def _arrivals_and_writes_s(self) -> float:
+        """About how long it takes to take in as many people as a round can, and to write all that a round writes.
+
+        One group of made-up people is prepared and written to a file beside the store, as often as a file and its
+        witness would be; the ledger itself is not touched.
+        """
+        group, groups, content = 0, 0, bytes(8 * self.terms.release_dim + 4 * self.terms.dim)
+        began = time.perf_counter()
+        if self._arrivals is not None:
+            a_round = self.terms.local_steps * self.terms.clients_per_step
+            group = min(a_round, self._arrivals.most_together)
+            groups = -(-a_round // group)
+            blank = example_records(self.task)[0]
+            names = [b"made up %d" % place for place in range(group)]
+            tags = [self.ledger.keyed(name) for name in names]
+            self.ledger.past_visits(tags)
+            samples = self._admission.admitted_together([blank] * group)
+            places = [Arrival(*each) for each in zip(tags, names, samples, strict=True)]
+            content = max(content, self._arrivals.packed(places), key=len)
+        group_s = time.perf_counter() - began
+        began = time.perf_counter()
+        with tempfile.TemporaryFile(dir=self.ledger.path.parent) as file:
+            for _ in range(_MEASURED_WRITES):
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        write_s = (time.perf_counter() - began) / _MEASURED_WRITES
+        return groups * group_s + 2 * write_s * (groups + _WRITES_A_ROUND)
 
     @without_values
     @one_at_a_time
@@ -119,13 +165,21 @@ class SecretOrder(LearnerEpochs):
         if not (count := local.steps_wanted):
             return
         with self.epochs.whole_or_broken():
-            seeds = self._fresh_seeds(count)
+            seeds, seen = self._fresh_seeds(count), 0
+
+            def counted(pieces: Iterator[list[Sample | None]]) -> Iterator[list[Sample | None]]:
+                nonlocal seen
+                for some in pieces:
+                    seen += len(some)
+                    yield some
+
             for at in range(0, count, self._steps_together):
                 some = seeds[at : at + self._steps_together]
                 local.prepare(some)
                 for step, seed in enumerate(some, first + at):
-                    local.apply(self.steps.noisy_in_pieces(local, order.records(step), seed))
+                    local.apply(self.steps.noisy_in_pieces(local, counted(order.records(step)), seed))
                     self.ledger.reached("step-computed")
+            self._read_for_nobody(order.most_a_round - seen)
             self.steps.fill_up(local, order.most_a_round, self.terms.local_steps)
             keep = {secret_name(local.epoch, first): b"".join(seeds), OPEN_ROUND: local.pack_open()}
             self.epochs.write_steps("steps", Body(epoch=local.epoch, step=first, steps=count), keep)
