@@ -14,7 +14,7 @@ from veilstream.deployment.epochs import OPEN_ROUND, secret_name
 from veilstream.deployment.learner_epochs import LearnerEpochs, one_at_a_time
 from veilstream.deployment.ledger.chain import Body
 from veilstream.deployment.process_secrecy import without_values
-from veilstream.deployment.step_index import Contents
+from veilstream.deployment.step_index import PAGE_RECORDS, Contents
 from veilstream.deployment.window_records import Arrival, WindowRecords
 from veilstream.errors import InputError, PrivacyError
 from veilstream.learning.purity import example_records
@@ -107,8 +107,9 @@ class SecretOrder(LearnerEpochs):
 
     def _read_for_nobody(self, count: int) -> None:
         """Make as many records of what is kept as that many people have, and drop them."""
-        one, shape = max(count, 0), self._admission.shape
-        self._admission.from_arrays(np.broadcast_to(np.float32(0.0), (one, *shape)), np.zeros(one))
+        for at in range(0, count, PAGE_RECORDS):
+            some = min(PAGE_RECORDS, count - at)
+            self._admission.from_arrays(np.zeros((some, *self._admission.shape), np.float32), np.zeros(some))
 
     def _arrivals_and_writes_s(self) -> float:
         """About how long it takes to take in as many people as a round can, and to write all that a round writes.
