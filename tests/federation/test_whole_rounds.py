@@ -149,6 +149,8 @@ def test_what_waiting_costs_where_people_call_is_said(tmp_path, caplog):
     from veilstream.federation.learner.source_start import least_clients
 
     class Learner:
+        takes_whole_sources = False
+
         class terms:  # noqa: N801
             local_steps, clients_per_step = 5, 87
 

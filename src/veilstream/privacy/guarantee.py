@@ -338,7 +338,7 @@ class Guarantee:
         if self.secret is not None and delta == self.delta:
             return self.epsilon
         left = delta - self.graph_failure
-        return self.curve.epsilon(left) if left > 0.0 else math.inf
+        return math.inf if left <= 0.0 < delta else self.curve.epsilon(left)
 
     def delta_at(self, epsilon: float) -> float:
         """The δ that this noise really gives at another ε."""

@@ -22,7 +22,7 @@ from veilstream.progress import progress
 
 _BANDS = (1, 2, 4, 8, 16, 32, 64)
 _FIRST = 3  # of them: where the search begins
-_METHOD = 3  # changes with anything that makes another choice
+_METHOD = 4  # changes with anything that makes another choice
 
 
 def banded_for_secret_order(

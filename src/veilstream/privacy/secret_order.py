@@ -78,6 +78,8 @@ from veilstream.progress import progress
 _FAILURE = 1e-9
 _SHARES = (1e-4, 1e-3, 1e-2, 1e-1)  # of ε and δ, set aside for arithmetic
 _ROUGH_WORK = 1_500_000  # numbers drawn to look at one noise where mechanisms are compared
+_RETHOUGHT = 3
+"""After so many noises that were not certified, tilts are chosen anew."""
 _ATTEMPTS = 12
 _PARTS_OF_EPSILON = tuple(np.linspace(0.1, 0.9, 33).tolist())  # for the first hop
 _PARTS_OF_TILT = (0.0, 0.5, 1.0, 1.5)
@@ -327,7 +329,10 @@ class _Search:
                     break
                 if self._certified(s, epsilon, choice, attempt, tick):
                     return np.array([s, 1.0, self.draws, choice.part])
-                s *= 1.01
+                s *= 1.01 if attempt < _RETHOUGHT else 1.1
+                if attempt >= _RETHOUGHT:  # few draws chose these tilts, and range alone may be too much for them
+                    look = self._look(s, epsilon, None, tick, max(self.pilot, self.draws // 8), attempt)
+                    _, choice = look.best(epsilon, self.draws, self.failure)
         return fallback
 
     def least_epsilon(self, s: float, known: float) -> float:
