@@ -8,7 +8,8 @@ from scipy.stats import kstest, norm
 from studies.mutations import order_bugs
 
 from veilstream.audit.programme import reduced
-from veilstream.audit.secret_order import Mixture, _least_epsilon, known_order
+from veilstream.audit.remaining_promise import known_order
+from veilstream.audit.secret_order import Mixture, _least_epsilon
 from veilstream.audit.statistics.check import alarming
 from veilstream.deployment.terms import Terms
 from veilstream.plans.plan import Plan

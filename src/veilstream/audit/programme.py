@@ -19,8 +19,9 @@ from veilstream.audit.canary import BATCH
 from veilstream.audit.cells import DIM, DRAWS, later_message
 from veilstream.audit.checks import EPOCHS, GROUP_DIM, GROUP_RUNS, MOST_LEARNERS, SMALL_DIM, varied
 from veilstream.audit.deployed import listen
-from veilstream.audit.secret_order import clients_of, costs_of, known_order
-from veilstream.audit.sums import floor_plan, summed
+from veilstream.audit.remaining_promise import floor_plan, known_order
+from veilstream.audit.secret_order import clients_of, costs_of
+from veilstream.audit.sums import summed
 from veilstream.deployment.terms import Terms
 from veilstream.errors import InputError
 from veilstream.plans.plan import Plan

@@ -430,19 +430,6 @@ def _least_epsilon(ratio: Floats, second: NDArray[np.bool_], threshold: float, d
     return found
 
 
-def known_order(plan: Plan, terms: Terms) -> Plan:
-    """The plan with the same noise and a known order: what of the promise does not rest on the order."""
-    privacy = plan.privacy
-    assert privacy is not None
-    epsilon = terms.guarantee.epsilon_if_order_known
-    methods = tuple(dataclasses.replace(method, epsilon=None, delta=None) for method in plan.methods)
-    return dataclasses.replace(
-        plan,
-        privacy=dataclasses.replace(privacy, order="known", window=None, epsilon=epsilon, delta=terms.guarantee.delta),
-        methods=methods,
-    )
-
-
 def costs_of(terms: Terms, runs: int, cost: Callable[[int, int, int], float]) -> float:
     """Milliseconds, roughly, in the unit of ``cost``."""
     count = clients_of(terms)

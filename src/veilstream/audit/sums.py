@@ -88,22 +88,6 @@ def learners_of(honest: int, colluding: int) -> int:
     return honest + colluding + max(1, 3 - honest)
 
 
-def floor_plan(plan: Plan, terms: Terms) -> Plan:
-    """The plan with the same noise at each learner, for a server that sees each: what the floor rests on."""
-    privacy = plan.privacy
-    assert privacy is not None
-    epsilon = terms.guarantee.floor_epsilon
-    methods = tuple(dataclasses.replace(method, epsilon=None, delta=None) for method in plan.methods)
-    return dataclasses.replace(
-        plan,
-        learning=dataclasses.replace(plan.learning, learners=1),
-        privacy=dataclasses.replace(
-            privacy, trust="each", honest=None, colluding=0, epsilon=epsilon, delta=terms.guarantee.delta
-        ),
-        methods=methods,
-    )
-
-
 @dataclass(frozen=True)
 class Heard:
     """What the adversary reads of one or more learners: prefix sums, less all that it knows, one run a column."""
