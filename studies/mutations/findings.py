@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from veilstream.deployment.terms import Terms
@@ -19,6 +20,19 @@ class Finding:
     figure: str
     guard: str = ""
     """What refuses in front of it, shown to do so; empty where nothing does."""
+
+
+def each_by_name(bugs: Iterable[str], found: Callable[[str], Finding]) -> tuple[Callable[[], Finding], ...]:
+    """A function for each bug, with the bug's name, that plants it and says whether it was found."""
+
+    def of(bug: str) -> Callable[[], Finding]:
+        def planted() -> Finding:
+            return found(bug)
+
+        planted.__name__ = bug
+        return planted
+
+    return tuple(of(bug) for bug in bugs)
 
 
 def plan_of(mechanism: str = "toeplitz", *, rounds: int = 16, local_steps: int = 1, **privacy: float) -> Plan:

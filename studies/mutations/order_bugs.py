@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from studies.mutations.findings import Finding
+from studies.mutations.findings import Finding, each_by_name
 from veilstream.audit.programme import auditable
 from veilstream.audit.secret_order import clients_of, mixture_checks, order_checks
 from veilstream.audit.statistics.check import Check, alarming
@@ -153,12 +153,4 @@ def found(bug: str) -> Finding:
     return Finding(bug, "secret order", bool(alarms), f"{len(alarms)} alarms; {figure}"[:300])
 
 
-def _named(bug: str):
-    def planted() -> Finding:
-        return found(bug)
-
-    planted.__name__ = bug
-    return planted
-
-
-BUGS = tuple(_named(bug) for bug in PLANTED)
+BUGS = each_by_name(PLANTED, found)

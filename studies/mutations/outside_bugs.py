@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from studies.mutations.findings import Finding
+from studies.mutations.findings import Finding, each_by_name
 from studies.mutations.path_bugs import small_plan, whole_audit
 from veilstream.deployment.client_steps import ClientSteps
 from veilstream.deployment.epochs import EpochLedger
@@ -240,12 +240,4 @@ def found(bug: str) -> Finding:
     return Finding(bug, "whole audit", bool(alarms), f"{len(alarms)} alarms; {figure}"[:300])
 
 
-def _named(bug: str):
-    def planted() -> Finding:
-        return found(bug)
-
-    planted.__name__ = bug
-    return planted
-
-
-BUGS = tuple(_named(bug) for bug in PLANTED)
+BUGS = each_by_name(PLANTED, found)

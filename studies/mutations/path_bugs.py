@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from studies.mutations.findings import Finding, plan_of
+from studies.mutations.findings import Finding, each_by_name, plan_of
 from veilstream.audit.programme import Programme
 from veilstream.audit.report import run_programme
 from veilstream.deployment.client_steps import ClientSteps
@@ -167,12 +167,4 @@ def found(bug: str) -> Finding:
     return Finding(bug, "whole audit", bool(alarms), f"{len(alarms)} alarms; {figure}"[:300])
 
 
-def _named(bug: str):
-    def planted() -> Finding:
-        return found(bug)
-
-    planted.__name__ = bug
-    return planted
-
-
-BUGS = tuple(_named(bug) for bug in PLANTED)
+BUGS = each_by_name(PLANTED, found)

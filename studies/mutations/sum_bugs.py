@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from studies.mutations.findings import Finding
+from studies.mutations.findings import Finding, each_by_name
 from veilstream.audit.programme import auditable
 from veilstream.audit.statistics.check import Check, alarming
 from veilstream.audit.sums import sum_checks, summed
@@ -159,12 +159,4 @@ def found(bug: str) -> Finding:
     return Finding(bug, "sums", bool(alarms), f"{len(alarms)} alarms; {figure}"[:300])
 
 
-def _named(bug: str):
-    def planted() -> Finding:
-        return found(bug)
-
-    planted.__name__ = bug
-    return planted
-
-
-BUGS = tuple(_named(bug) for bug in PLANTED)
+BUGS = each_by_name(PLANTED, found)
