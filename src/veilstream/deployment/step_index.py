@@ -290,6 +290,15 @@ class IndexWriter:
             self._folder.rmdir()
 
 
+def keyed_cipher(secret: bytes, purpose: bytes, block: int = 0) -> CipherContext:
+    """Encrypts and decrypts what has one purpose, from this block of 16 bytes on, under a key of that purpose alone."""
+    # Here, since a learner without a secret order runs without it.
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    key = hmac.digest(secret, purpose, "sha256")
+    return Cipher(algorithms.AES(key), modes.CTR(block.to_bytes(16, "big"))).encryptor()
+
+
 class _Keys:
     """What an index is encrypted and sealed with; of one secret and one file."""
 
@@ -301,12 +310,7 @@ class _Keys:
         return hmac.digest(self._secret, purpose, "sha256")
 
     def cipher(self, purpose: bytes, block: int = 0) -> CipherContext:
-        """Encrypts and decrypts what has one purpose, from this block of 16 bytes on."""
-        # Here, since a learner without a secret order runs without it.
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
-        counter = modes.CTR(block.to_bytes(16, "big"))
-        return Cipher(algorithms.AES(self._key(purpose)), counter).encryptor()
+        return keyed_cipher(self._secret, purpose, block)
 
     def seal(self, content: bytes) -> bytes:
         return hashlib.blake2b(content, digest_size=_SEAL_BYTES, key=self._sealing, person=b"index").digest()

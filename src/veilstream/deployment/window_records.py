@@ -19,7 +19,6 @@ A round takes at most ``local_steps * clients_per_step`` people, as in a known o
 
 from __future__ import annotations
 
-import hmac
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 from veilstream.deployment.epoch_records import most_of_a_round
 from veilstream.deployment.epochs import ARRIVED, ORDER_SECRET, EpochLedger
 from veilstream.deployment.ledger.chain import Body
-from veilstream.deployment.step_index import PAGE_RECORDS
+from veilstream.deployment.step_index import PAGE_RECORDS, keyed_cipher
 from veilstream.errors import LedgerError
 from veilstream.plans.plan import Plan
 from veilstream.records.admission import Admission
@@ -222,16 +221,8 @@ class WindowRecords:
 def _sealed(secret: bytes, content: bytes) -> bytes:
     """Encrypted under a key of its own; the ledger's chain says whether it was changed."""
     salt = secrets.token_bytes(_SALT_BYTES)
-    return salt + _cipher(secret, salt, content)
+    return salt + keyed_cipher(secret, _PURPOSE + salt).update(content)
 
 
 def _opened(secret: bytes, stored: bytes) -> bytes:
-    return _cipher(secret, stored[:_SALT_BYTES], stored[_SALT_BYTES:])
-
-
-def _cipher(secret: bytes, salt: bytes, content: bytes) -> bytes:
-    # Here, since a learner without a secret order runs without it.
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
-    key = hmac.digest(secret, _PURPOSE + salt, "sha256")
-    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(content)
+    return keyed_cipher(secret, _PURPOSE + stored[:_SALT_BYTES]).update(stored[_SALT_BYTES:])

@@ -38,6 +38,7 @@ from __future__ import annotations
 import math
 
 from veilstream.errors import InputError
+from veilstream.mask_graph import SMALL
 from veilstream.privacy.guarantee import Budget, SumTrust
 
 _NEGLIGIBLE = 1e-60  # beside any δ
@@ -71,7 +72,7 @@ def beside_graph(budget: Budget, trust: SumTrust | None) -> Budget:
             budget.delta,
             f"more than {2.0 * failure:.1g}: with so many learners each masks with some others, and colluding ones may "
             "be all around one of them",
-            "a larger delta, fewer federation.epochs, colluding = 0, or at most 60 learners",
+            f"a larger delta, fewer federation.epochs, colluding = 0, or at most {SMALL} learners",
         )
     return Budget(budget.epsilon, budget.delta - failure)
 
